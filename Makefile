@@ -1,0 +1,47 @@
+# Everything a fresh machine needs: `make demo`, `make test`.
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+SHELL  := bash
+
+.PHONY: demo test test-all zoo bench docs lint format clean
+
+demo: $(READY)  ## The library's main job on an embedded model
+	$(PYTHON) -m pathcond demo
+
+test: $(READY) lint  ## Linters, type checker, unit and model tests
+	$(PYTHON) -m pytest -n 2 -m "not zoo"
+
+test-all: $(READY) lint  ## The same with the whole model collection
+	$(PYTHON) -m pytest -n 2
+
+zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md
+	$(PYTHON) -m tests.zoo --write docs/zoo.md
+
+bench: $(READY)  ## Speed and memory beside naive implementations; writes benchmarks/results.json
+	$(PYTHON) -m benchmarks.symmetry
+
+docs: $(READY)  ## The pages that are generated from the code
+	$(PYTHON) -m pathcond.rules.document docs/supported-operations.md
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+# torch first and pinned, so that no other package pulls a different build; torchvision and timm come without
+# their dependencies for the same reason.
+$(READY): pyproject.toml constraints.txt Makefile
+	test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet -c constraints.txt torch
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(PYTHON) -m pip install --quiet -c constraints.txt --no-deps torchvision timm
+	$(PYTHON) -m pip install --quiet -c constraints.txt pillow pyyaml
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,9 @@
+"""The two errors of the library. Either one means: the model is exactly what it was before the call."""
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot be analysed; the message says what was found, where, and what to do."""
+
+
+class RescalingError(ValueError):
+    """A rescaling was refused before the first write; the message lists every reason."""

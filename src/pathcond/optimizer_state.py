@@ -1,0 +1,74 @@
+"""Optimizer state in new coordinates: θ → d ⊙ θ takes gradients to gradients / d.
+
+Each kind of state scales by a power of d, the parameter's own factor:
+
+    −1   gradient-like: momentum, first moments
+    −2   second moments
+     1   parameter-like copies and updates
+     2   squared updates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import RescalingError
+
+if TYPE_CHECKING:
+    from .rescale import Factor
+
+POWERS = {
+    "momentum_buffer": -1,
+    "exp_avg": -1,
+    "grad_avg": -1,
+    "exp_avg_sq": -2,
+    "max_exp_avg_sq": -2,
+    "square_avg": -2,
+    "sum": -2,
+    "acc_delta": 2,
+    "ax": 1,
+}
+UNSCALED = ("step", "eta", "mu", "mu_product")
+CHOICES = ("transport", "reset", "keep")
+
+
+def transport(
+    optimizer: torch.optim.Optimizer, optimizer_state: str, model: nn.Module, factors: dict[str, Factor]
+) -> list[Callable[[], Any]]:
+    """Plan the moves of an optimizer's state; nothing is written before the returned actions are called.
+
+    Raises:
+        RescalingError: A state of unknown meaning; it names it and offers the other choices.
+    """
+    if optimizer_state not in CHOICES:
+        raise ValueError(f"optimizer_state={optimizer_state!r}; choose one of {', '.join(map(repr, CHOICES))}")
+    if optimizer_state == "keep":
+        return []
+    moves: list[Callable[[], Any]] = []
+    unknown = []
+    parameters = dict(model.named_parameters())
+    for name, factor in factors.items():
+        parameter = parameters.get(name)
+        state = optimizer.state.get(parameter, {}) if parameter is not None else {}
+        if optimizer_state == "reset":
+            if state:
+                moves.append(state.clear)
+            continue
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or key in UNSCALED:
+                continue
+            if key in POWERS and value.shape == parameter.shape:  # type: ignore[union-attr]
+                moves.append(lambda f=factor, v=value, p=POWERS[key]: f.times(v, power=p, out=v))  # type: ignore[misc]
+            else:
+                unknown.append(f"{type(optimizer).__name__} keeps state {key!r} {tuple(value.shape)} for {name}")
+    if unknown:
+        raise RescalingError(
+            "The model was not changed, because it is not known how this optimizer state scales:\n  - "
+            + "\n  - ".join(unknown[:10])
+            + '\nPass optimizer_state="reset" to start it anew, or "keep" to leave it as it is.'
+        )
+    return moves

@@ -1,0 +1,297 @@
+"""Rescale a model in place: parameters, buffers, gradients, optimizer state; verified, all or nothing.
+
+Everything is computed and checked before the first write. Tensors keep their identity and address: values are
+written with in-place ops under ``no_grad``, so optimizers, compiled models and DDP keep their references.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .errors import RescalingError
+from .graph import as_call, untouched, unwrap
+from .optimizer_state import transport
+from .symmetry import Symmetry, fingerprint, scaled_variance
+
+logger = logging.getLogger("pathcond")
+
+CHUNK = 1 << 20  # elements of a large factor that exist at a time
+TRAIN_CHANGE_WORTH_SAYING = 1e-2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescaling:
+    """What a rescaling did to the function, measured on the example batch.
+
+    Attributes:
+        output_change_eval: Largest change of an output in eval mode relative to the largest output; None if not verified.
+        output_change_train: The same in train mode, where ε of normalizations enters.
+        rounded: Whether factors were rounded to powers of two.
+        seconds: Wall-clock time of the call.
+    """
+
+    output_change_eval: float | None
+    output_change_train: float | None
+    rounded: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The factor of one tensor as a product of two small ones: exp(t[plus]) · exp(−t[minus]).
+
+    Attributes:
+        grow, shrink: float64 on the tensor's device; their product broadcasts to the tensor.
+    """
+
+    grow: Tensor
+    shrink: Tensor
+
+    def times(self, tensor: Tensor, power: int = 1, out: Tensor | None = None) -> Tensor:
+        """tensor · factor^power, written into ``out`` (a new tensor by default) in slices that fit the cache."""
+        out = torch.empty_like(tensor) if out is None else out
+        if tensor.dim() == 0:
+            return out.copy_(tensor * self._slice(0, 1, power, tensor.dtype, tensor.shape))
+        rows = max(1, CHUNK // max(1, tensor[0].numel())) if len(tensor) else 1
+        for start in range(0, len(tensor), rows):
+            part = slice(start, min(start + rows, len(tensor)))
+            torch.mul(tensor[part], self._slice(part.start, part.stop, power, tensor.dtype, tensor.shape), out=out[part])
+        return out
+
+    def _slice(self, start: int, stop: int, power: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        grow, shrink = (f[start:stop] if f.dim() == len(shape) > 0 and f.shape[0] > 1 else f for f in (self.grow, self.shrink))
+        factor = grow * shrink
+        return (factor if power == 1 else factor**power).to(dtype)
+
+
+def rescale_(
+    model: nn.Module,
+    symmetry: Symmetry,
+    log_scales: Tensor,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    optimizer_state: str = "transport",
+    round_to_power_of_two: bool | None = None,
+    verify: bool = True,
+    tolerance: float | None = None,
+) -> Rescaling:
+    """Multiply every parameter and buffer by its factor; the function stays what it was.
+
+    Args:
+        model: The model whose Symmetry was found.
+        symmetry: From ``find_symmetry``.
+        log_scales: log λ per unit, (num_units,).
+        optimizer: If given, its state moves to the new coordinates.
+        optimizer_state: "transport", "reset" or "keep".
+        round_to_power_of_two: Round every λ to a power of two, which makes the multiplication exact. Default:
+            only for models with float16 or bfloat16 parameters.
+        verify: Run the example batch through the rescaled weights before the first write.
+        tolerance: Largest relative change of an eval output; default √eps of the least precise parameter.
+
+    Returns:
+        The measured change of the outputs in both modes.
+
+    Raises:
+        RescalingError: With every reason; the model is bit for bit what it was.
+    """
+    start = time.perf_counter()
+    model = unwrap(model)
+    tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in symmetry.shapes}
+    _refuse_unusable(model, symmetry, log_scales, tensors)
+    low_precision = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
+    rounded = low_precision if round_to_power_of_two is None else round_to_power_of_two
+    t = symmetry.class_log_scales(_rounded(log_scales) if rounded else log_scales)
+    factors, new_variances = _plan(symmetry, t, tensors)
+    with torch.no_grad():
+        copies = {name: factor.times(tensors[name].detach()) for name, factor in factors.items()} if verify else None
+        _refuse_overflow(factors, new_variances, tensors, copies)
+        moves = transport(optimizer, optimizer_state, model, factors) if optimizer is not None else []
+        change_eval = change_train = None
+        if copies is not None:
+            change_eval, change_train = _verify(model, symmetry, copies | new_variances, tolerance)
+        _write(tensors, factors, copies, new_variances)
+        for move in moves:
+            move()
+    return Rescaling(
+        output_change_eval=change_eval,
+        output_change_train=change_train,
+        rounded=rounded,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _rounded(log_scales: Tensor) -> Tensor:
+    return (torch.as_tensor(log_scales).double() / math.log(2)).round() * math.log(2)
+
+
+def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, tensors: dict[str, Tensor]) -> None:
+    if any(t.is_meta for t in tensors.values()):
+        raise RescalingError("The model is on the meta device and has no weights: load them first, then rescale.")
+    if fingerprint(model) != symmetry.fingerprint:
+        raise RescalingError(
+            f"{type(model).__name__} has changed since its Symmetry was found (modules, shapes, dtypes or tied weights "
+            "differ): call find_symmetry again."
+        )
+    problems = []
+    checked = symmetry._checked(log_scales)
+    for unit in torch.nonzero(~checked.isfinite()).flatten().tolist()[:5]:
+        problems.append(f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite")
+    for name, tensor in tensors.items():
+        # The sum is finite if all elements are (or overflowed, then look closely): one read, no mask.
+        if not tensor.detach().sum().isfinite() and not tensor.detach().isfinite().all():
+            problems.append(f"{name} {tuple(tensor.shape)} has NaN or infinite values: repair or reload it first")
+    _raise(problems)
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise RescalingError("The model was not changed, because\n  - " + "\n  - ".join(problems))
+
+
+def _plan(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
+    """The factors to apply, and the running variances to set; tensors whose factor is 1 are left out."""
+    factors, variances = {}, {}
+    for name, scaling in symmetry.scalings.items():
+        tensor = tensors[name]
+        grow, shrink = t[scaling.plus.long()], -t[scaling.minus.long()]
+        if not grow.any() and not shrink.any():
+            continue
+        if scaling.epsilon is None:
+            factors[name] = Factor(*(_exp(part).to(tensor.device) for part in (grow, shrink)))
+        else:
+            moved = scaled_variance(tensor.detach().cpu(), grow, scaling.epsilon)
+            variances[name] = moved.to(tensor.device, tensor.dtype)
+    return factors, variances
+
+
+def _exp(log_scales: Tensor) -> Tensor:
+    """exp, exactly a power of two where the argument is a whole multiple of log 2."""
+    octaves = log_scales / math.log(2)
+    whole = octaves.round()
+    power = torch.ldexp(torch.ones_like(whole), whole.int())
+    return torch.where((octaves - whole).abs() < 1e-12 * whole.abs().clamp(min=1), power, log_scales.exp())
+
+
+def _refuse_overflow(
+    factors: dict[str, Factor], variances: dict[str, Tensor], tensors: dict[str, Tensor], copies: dict[str, Tensor] | None
+) -> None:
+    """Refuse factors that leave the range of a parameter's type, and variances that would become negative."""
+    problems = []
+    for name, factor in factors.items():
+        tensor, range_ = tensors[name].detach(), torch.finfo(tensors[name].dtype)
+        largest, smallest = (factor.grow.max() * factor.shrink.max()).item(), (factor.grow.min() * factor.shrink.min()).item()
+        if not tensor.numel():
+            continue
+        risky = float(tensor.abs().max()) * largest > range_.max or smallest < range_.tiny / range_.eps
+        if largest <= range_.max and smallest >= range_.tiny and not risky:
+            continue
+        moved = copies[name] if copies is not None else factor.times(tensor)
+        lost = ((moved == 0) & (tensor != 0)).any()
+        if not moved.isfinite().all() or lost:
+            problems.append(
+                f"{name} {tuple(tensor.shape)} would {'underflow' if lost else 'overflow'} {tensor.dtype}: its factors lie "
+                f"between {smallest:.3g} and {largest:.3g}; use smaller log-scales or a wider type"
+            )
+    for name, variance in variances.items():
+        if not (variance > 0).all():
+            at = int((~(variance > 0)).nonzero()[0])
+            problems.append(
+                f"{name}[{at}] = {float(tensors[name][at]):.3g} would become {float(variance[at]):.3g}: a scale so small in front "
+                "of a norm is not absorbed by its ε; keep log-scales within symmetry.log_scale_bounds(model)"
+            )
+    _raise(problems)
+
+
+def _verify(model: nn.Module, symmetry: Symmetry, copies: dict[str, Tensor], tolerance: float | None) -> tuple[float, float]:
+    """Relative change of the outputs in eval and train mode if the copies were written."""
+    limit = tolerance if tolerance is not None else default_tolerance(model)
+    changes = []
+    for training in (False, True):
+        before = _outputs(model, symmetry.example_inputs, {}, training)
+        after = _outputs(model, symmetry.example_inputs, copies, training)
+        changes.append(output_change(before, after))
+    in_eval, in_train = changes
+    if not in_eval <= limit:
+        _raise([
+            f"the eval output would change by {in_eval:.3g} (relative), above the tolerance of {limit:.3g}: either rounding "
+            "(extreme log-scales, low precision; pass a larger tolerance) or a dependence that the captured graph does not "
+            "show (hooks, global state, a model that draws random numbers in eval mode)"
+        ])  # fmt: skip
+    if in_train > TRAIN_CHANGE_WORTH_SAYING:
+        why = 'normalization="paper" keeps eval mode only' if symmetry.normalization == "paper" else (
+            "some scales in front of a norm are small against its ε; symmetry.log_scale_bounds(model) gives the safe range"
+        )  # fmt: skip
+        logger.warning("The train-mode output changes by %.3g (relative): %s.", in_train, why)
+    return in_eval, in_train
+
+
+def default_tolerance(model: nn.Module) -> float:
+    """√eps of the least precise parameter: far above rounding, far below a wrong symmetry."""
+    return max((math.sqrt(torch.finfo(p.dtype).eps) for p in model.parameters()), default=math.sqrt(torch.finfo(torch.float32).eps))
+
+
+def _outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], training: bool) -> list[Tensor]:
+    """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
+    args, kwargs = as_call(example_inputs)
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    with untouched(model, training=training), torch.no_grad(), _full_precision():
+        outputs = torch.func.functional_call(model, buffers | values, args, kwargs)
+    return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    leaves = tree_leaves(outputs)
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    for leaf in leaves:
+        if hasattr(leaf, "values") and callable(leaf.values) and not isinstance(leaf, Tensor):  # unregistered mappings
+            found += _tensors(list(leaf.values()))
+    return found
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without TF32, whose rounding would hide what is being measured."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def output_change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest |after − before| of any output over the largest |before| of the same output."""
+    change = 0.0
+    for a, b in zip(before, after, strict=True):
+        if a.numel():
+            scale = float(a.double().abs().max()) or 1.0
+            difference = float((a.double() - b.double()).abs().max()) / scale
+            change = difference if math.isnan(difference) else max(change, difference)
+            if math.isnan(change):
+                return change
+    return change
+
+
+def _write(
+    tensors: dict[str, Tensor], factors: dict[str, Factor], copies: dict[str, Tensor] | None, variances: dict[str, Tensor]
+) -> None:
+    for name, factor in factors.items():
+        tensor = tensors[name]
+        if copies is not None:
+            tensor.copy_(copies[name])
+        else:
+            factor.times(tensor.detach(), out=tensor.detach())
+        if tensor.grad is not None:
+            factor.times(tensor.grad.detach(), power=-1, out=tensor.grad.detach())
+    for name, variance in variances.items():
+        tensors[name].copy_(variance)

@@ -1,0 +1,158 @@
+"""Contractions: linear, convolution, matmul, einsum. One function serves all of them.
+
+Axes are named by letters, as in einsum. A weight W whose axes are split into those of the output (o), those
+that are summed (i) and those of both (g, groups) is rescaled by exp(t[g, o] − t'[g, i]): t' is the log-scale it
+reads, t a fresh one per output unit. Letters that only the input has are positions; a weight meets all of
+them, so their log-scales are equated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import labels as lb
+from ..labels import ANY, FIXED, Labels
+from .table import rule
+
+if TYPE_CHECKING:
+    from ..propagation import Propagation
+
+CONTRACTION = "Contractions: weights read the scales of their inputs and give fresh ones to their outputs"
+MAX_PRODUCTS = 1 << 22  # beyond this many terms a product of two activations is fixed instead of traced
+
+
+def contract(scales: Propagation, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
+    """Labels of einsum("x_axes,w_axes->out_axes"); the result has one axis per letter, size 1 where constant."""
+    x, w = scales.simplified(x), scales.simplified(w)
+    if scales.is_weight(x) and not scales.is_weight(w):
+        return contract(scales, w, w_axes, x, x_axes, out_axes)
+    if scales.is_weight(w):
+        return _through_weight(scales, scales.labels(x), x_axes, w, w_axes, out_axes)
+    a, b = scales.labels(x), scales.labels(w)
+    sizes = dict(zip(x_axes, a.shape, strict=True)) | dict(zip(w_axes, b.shape, strict=True))
+    sizes |= {axis: size for axis, size in zip(x_axes, a.shape, strict=True) if size > 1}
+    shape = tuple(sizes[axis] for axis in out_axes)
+    if a.fixed and b.fixed:
+        return lb.constant(shape)
+    joint = out_axes + "".join(sorted(set(x_axes + w_axes) - set(out_axes)))
+    a_ids, b_ids = _arrange(a.ids, x_axes, joint), _arrange(b.ids, w_axes, joint)
+    size = 1
+    for m, n in zip(a_ids.shape, b_ids.shape, strict=True):
+        size *= max(m, n)
+    if size > MAX_PRODUCTS:
+        reason = "takes part in a product of two activations that is too large to trace"
+        scales.pin(a, reason)
+        scales.pin(b, reason)
+        return lb.constant(shape)
+    products = scales.combine_ids((1, a_ids), (1, b_ids))
+    summed = list(range(len(out_axes), len(joint)))
+    agreed = scales.agree(Labels(products, tuple(sizes[axis] for axis in joint)), summed)
+    return Labels(agreed.ids.reshape(agreed.ids.shape[: len(out_axes)]), shape)
+
+
+def _through_weight(scales: Propagation, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
+    w_sizes = dict(zip(w_axes, w.shape, strict=True))
+    positions = [i for i, axis in enumerate(x_axes) if w_sizes.get(axis, 1) == 1]
+    read = _arrange(scales.agree(x, positions).ids, x_axes, w_axes)
+    read = read.masked_fill(read == ANY, FIXED)  # a weight that reads only zeros may do as it likes
+    sizes = w_sizes | {axis: size for axis, size in zip(x_axes, x.shape, strict=True) if size > 1 or axis not in w_axes}
+    fresh_shape = [size if axis in out_axes else 1 for axis, size in zip(w_axes, w.shape, strict=True)]
+    given = scales.scale_weight(w, read, fresh_shape)
+    return Labels(_arrange(given, w_axes, out_axes), tuple(sizes[axis] for axis in out_axes))
+
+
+def _arrange(ids: Any, axes: str, target: str) -> Any:
+    """Reorder axes by letter; letters that are missing become axes of size 1, extra ones must have size 1."""
+    extra = [i for i, axis in enumerate(axes) if axis not in target]
+    for i in sorted(extra, reverse=True):
+        ids = ids.squeeze(i)
+    kept = [axis for axis in axes if axis in target]
+    ids = ids.permute([kept.index(axis) for axis in target if axis in kept])
+    for i, axis in enumerate(target):
+        if axis not in kept:
+            ids = ids.unsqueeze(i)
+    return ids
+
+
+def _with_bias(scales: Propagation, out: Labels, bias: Any) -> Labels:
+    out = scales.broadcast(out, scales.node.shape)
+    if bias is None:
+        return out
+    return scales.broadcast(scales.merge(out, bias, reason="is added to a bias that has no scale"), scales.node.shape)
+
+
+@rule("linear", family=CONTRACTION)
+def linear(scales: Propagation, input: Any, weight: Any, bias: Any) -> Labels:
+    lead = _letters(len(scales.shape(input)) - 1)
+    if len(scales.shape(weight)) == 1:
+        return _with_bias(scales, contract(scales, input, lead + "i", weight, "i", lead), bias)
+    return _with_bias(scales, contract(scales, input, lead + "i", weight, "oi", lead + "o"), bias)
+
+
+@rule("matmul", "mm", "bmm", "mv", "dot", "__matmul__", family=CONTRACTION)
+def matmul(scales: Propagation, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any) -> Labels:
+    right = next(operand for operand in (other, mat2, vec, tensor) if operand is not None)
+    return scales.broadcast(_matmul(scales, x, right), scales.node.shape)
+
+
+def _matmul(scales: Propagation, a: Any, b: Any) -> Labels:
+    rank_a, rank_b = len(scales.shape(a)), len(scales.shape(b))
+    lead = _letters(max(rank_a, rank_b) - 2)
+    a_axes = "i" if rank_a == 1 else lead[len(lead) - (rank_a - 2) :] + "mi"
+    b_axes = "i" if rank_b == 1 else lead[len(lead) - (rank_b - 2) :] + "io"
+    out_axes = lead + ("m" if rank_a > 1 else "") + ("o" if rank_b > 1 else "")
+    return contract(scales, a, a_axes, b, b_axes, out_axes)
+
+
+@rule("addmm", "baddbmm", "addmv", family=CONTRACTION)
+def addmm(scales: Propagation, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any) -> Labels:
+    a = next(operand for operand in (mat1, batch1, mat) if operand is not None)
+    b = next(operand for operand in (mat2, batch2, vec) if operand is not None)
+    return _with_bias(scales, _matmul(scales, a, b), x)
+
+
+@rule("einsum", family=CONTRACTION)
+def einsum(scales: Propagation, equation: str, tensors: Any) -> Labels:
+    terms, _, out = equation.replace(" ", "").partition("->")
+    axes = terms.split(",")
+    repeated = any(len(set(term)) < len(term) for term in axes)
+    if "..." in equation or "->" not in equation or repeated or len(tensors) > 2:
+        for tensor in tensors:
+            scales.pin(tensor, f"takes part in einsum {equation!r}, which is not traced")
+        return lb.constant(scales.node.shape)
+    if len(tensors) == 1:
+        labels = scales.labels(tensors[0])
+        summed = [i for i, axis in enumerate(axes[0]) if axis not in out]
+        return Labels(_arrange(scales.agree(labels, summed).ids, axes[0], out), scales.node.shape)
+    return scales.broadcast(contract(scales, tensors[0], axes[0], tensors[1], axes[1], out), scales.node.shape)
+
+
+@rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+      family=CONTRACTION)  # fmt: skip
+def convolution(scales: Propagation, input: Any, weight: Any, bias: Any, groups: int, transposed: Any) -> Labels:
+    """(N, g·i, space) with weight (g·o, i, kernel), or (g·i, o, kernel) if transposed -> (N, g·o, space)."""
+    transposed = transposed or scales.node.op.startswith("conv_transpose")
+    kernel = len(scales.shape(weight)) - 2
+    x = scales.labels(input)
+    spatial = range(len(x.shape) - kernel, len(x.shape))
+    x = scales.agree(x, spatial)
+    unbatched = len(x.shape) == kernel + 1
+    channels = x.shape[0 if unbatched else 1]
+    per_channel = Labels(x.along([0 if unbatched else 1]).flatten(1 if unbatched else 2)[..., 0], x.shape[: 1 if unbatched else 2])
+    lead = "" if unbatched else "n"
+    grouped_x = lb.reshape(per_channel, (*per_channel.shape[:-1], groups, channels // groups))
+    rows, columns, *window = scales.shape(weight)
+    grouped_w = scales.reshaped(weight, (groups, rows // groups, columns, *window))
+    w_axes = ("gio" if transposed else "goi") + _letters(kernel)
+    out = contract(scales, grouped_x, lead + "gi", grouped_w, w_axes, lead + "go")
+    shape = scales.node.shape
+    out = lb.reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1]))
+    out = Labels(out.ids[(..., *[None] * kernel)], shape)
+    if bias is None:
+        return out
+    aligned = scales.reshaped(bias, (-1, *[1] * kernel))
+    return scales.broadcast(scales.merge(out, aligned, reason="is added to a bias that has no scale"), shape)
+
+
+def _letters(count: int) -> str:
+    return "ABCDEFGHJKLMNOPQRSTUVWXYZ"[:count]

@@ -1,0 +1,79 @@
+"""Look-ups: a known index is executed on the labels, an unknown one equates what it may pick."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..labels import Labels
+from .table import rule
+
+if TYPE_CHECKING:
+    from ..propagation import Propagation
+
+INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick"
+
+
+@rule("embedding", family=INDEXING)
+def embedding(scales: Propagation, weight: Any, indices: Any, padding_idx: Any) -> Labels:
+    """Which rows are read depends on the data, so all rows share one log-scale per column."""
+    scales.pin(indices, "is an index")
+    if scales.is_weight(weight):
+        columns = scales.scale_weight(weight, torch.zeros(1, 1, dtype=torch.int32), [1, weight.shape[1]])
+    else:
+        columns = scales.agree(scales.labels(weight), [0]).ids
+    rank = len(scales.node.shape)
+    return Labels(columns.view([1] * (rank - 1) + [columns.shape[-1]]), scales.node.shape)
+
+
+@rule("index", family=INDEXING)
+def index(scales: Propagation, x: Any, indices: Any) -> Labels:
+    labels = scales.labels(x)
+    values = [None if given is None else scales.value(given) for given in indices]
+    known = all(given is None or value is not None for given, value in zip(indices, values, strict=True))
+    axes, axis = [], 0
+    for given, value in zip(indices, values, strict=True):
+        width = value.dim() if value is not None and value.dtype == torch.bool else 1
+        axes += range(axis, axis + width) if given is not None else []
+        axis += width
+    if known:
+        return Labels(labels.along(axes)[tuple(slice(None) if v is None else v for v in values)], scales.node.shape)
+    agreed = scales.agree(labels, axes)
+    for given in indices:
+        scales.pin(given, "is an index")
+    picks = tuple(
+        slice(None) if given is None else torch.zeros([1] * len(scales.shape(given)), dtype=torch.long) for given in indices
+    )
+    return Labels(agreed.ids[picks], scales.node.shape)
+
+
+@rule("index_select", family=INDEXING)
+def index_select(scales: Propagation, x: Any, dim: int, index: Any) -> Labels:
+    labels, value = scales.labels(x), scales.value(index)
+    if value is None:
+        scales.pin(index, "is an index")
+        return Labels(scales.agree(labels, [dim]).ids, scales.node.shape)
+    return Labels(labels.along([dim]).index_select(dim, value), scales.node.shape)
+
+
+@rule("gather", "take_along_dim", family=INDEXING)
+def gather(scales: Propagation, x: Any, dim: int, index: Any, indices: Any) -> Labels:
+    scales.pin(index if index is not None else indices, "is an index")
+    labels = scales.agree(scales.labels(x), [dim])
+    varying = [i for i, size in enumerate(labels.ids.shape) if size > 1 and labels.shape[i] != scales.node.shape[i]]
+    return Labels(scales.agree(labels, varying).ids, scales.node.shape)
+
+
+@rule("scatter", "index_put", "index_copy", "index_add", "scatter_add", "masked_scatter", "slice_scatter", "select_scatter",
+      family=INDEXING)  # fmt: skip
+def scatter(scales: Propagation, x: Any, index: Any, indices: Any, src: Any, values: Any, value: Any, source: Any) -> Labels:
+    """Rare in networks: what is written and what it is written into are fixed."""
+    for operand in (index, *(indices or ()), src, values, value, source):
+        scales.pin(operand, "is written into part of a tensor")
+    return scales.pin(x, "is partly overwritten")
+
+
+@rule("tril", "triu", family=INDEXING)
+def triangle(scales: Propagation, x: Any) -> Labels:
+    return scales.labels(x)

@@ -1,0 +1,181 @@
+"""Normalization layers: which side carries a scale is the user's choice (`normalization`).
+
+A norm y = γ (x − μ)/σ + β has two symmetries per channel: in front (x, μ and σ times λ) and behind (γ and β
+times λ, the outgoing weights over λ).
+
+    value      in front                       behind
+    "absorb"   free, statistics follow        fixed
+    "gain"     fixed                          free, γ and β carry it
+    "full"     free, statistics follow        free, γ and β carry it
+    "paper"    tied to behind, μ and β follow, γ and σ stay
+
+Running statistics absorb a scale in front exactly: μ → λμ, var → λ²(var + ε) − ε. Norms without them
+(LayerNorm, GroupNorm, RMSNorm, InstanceNorm) are invariant only up to ε, so their front is fixed unless
+``approximate`` is set; under "paper" nothing there can follow, and both sides are fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import labels as lb
+from ..graph import Graph, Node
+from ..labels import Labels
+from .table import rule
+
+if TYPE_CHECKING:
+    from ..propagation import Propagation
+
+NORMALIZATION = "Normalization: by the choice of `normalization`"
+FRONT_FREE = ("absorb", "full")
+BEHIND_FREE = ("gain", "full")
+
+
+@rule("batch_norm", "cudnn_batch_norm", family=NORMALIZATION)
+def batch_norm(scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float) -> Labels:
+    x = scales.labels(input)
+    per_channel = scales.agree(x, [axis for axis in range(len(x.shape)) if axis != 1])
+    channels = per_channel.along([1]).flatten()
+    tracked = scales.is_buffer(running_mean) and scales.is_buffer(running_var)
+    tail = (-1, *[1] * (len(x.shape) - 2))
+    if not tracked:
+        scales.pin(per_channel, "feeds a normalization without running statistics")
+    elif scales.normalization == "gain":
+        scales.pin(per_channel, 'feeds a normalization (fixed under normalization="gain")')
+    else:
+        scales.follow(running_mean, channels)
+        if scales.normalization == "paper":
+            scales.pin(weight, 'is the gain of a normalization (fixed under normalization="paper")')
+            return _plus_bias(scales, Labels(per_channel.ids, x.shape), bias, tail)
+        scales.follow(running_var, channels, epsilon=eps)
+    return _behind(scales, x.shape, weight, bias, tail)
+
+
+@rule("instance_norm", family=NORMALIZATION)
+def instance_norm(
+    scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float
+) -> Labels:
+    if scales.is_buffer(running_mean):
+        return batch_norm(scales, input, weight, bias, running_mean, running_var, eps)
+    x = scales.labels(input)
+    _in_front(scales, x, range(2, len(x.shape)))
+    return _behind(scales, x.shape, weight, bias, (-1, *[1] * (len(x.shape) - 2)))
+
+
+@rule("layer_norm", "rms_norm", family=NORMALIZATION)
+def layer_norm(scales: Propagation, input: Any, normalized_shape: Any, weight: Any, bias: Any) -> Labels:
+    x = scales.labels(input)
+    _in_front(scales, x, range(len(x.shape) - len(normalized_shape), len(x.shape)))
+    return _behind(scales, x.shape, weight, bias, tuple(normalized_shape))
+
+
+@rule("group_norm", family=NORMALIZATION)
+def group_norm(scales: Propagation, input: Any, num_groups: int, weight: Any, bias: Any) -> Labels:
+    x = scales.labels(input)
+    batch, channels, *space = x.shape
+    grouped = lb.reshape(x, (batch, num_groups, channels // num_groups, *space))
+    _in_front(scales, grouped, range(2, len(grouped.shape)))
+    return _behind(scales, x.shape, weight, bias, (-1, *[1] * len(space)))
+
+
+def _in_front(scales: Propagation, x: Labels, axes: Iterable[int]) -> None:
+    """Norms that measure their own statistics: one scale per normalised set, exact only up to ε."""
+    agreed = scales.agree(x, axes)
+    if not (scales.approximate and scales.normalization in FRONT_FREE):
+        scales.pin(agreed, f"feeds {scales.node.op}, whose ε does not scale")
+
+
+def _behind(scales: Propagation, shape: tuple[int, ...], weight: Any, bias: Any, tail: tuple[int, ...]) -> Labels:
+    """γ (x − μ)/σ + β: the normalised input has no scale, γ may give it one."""
+    out = lb.constant(shape)
+    if weight is not None:
+        gain = scales.reshaped(weight, tail)
+        if scales.normalization in BEHIND_FREE:
+            out = scales.combine((1, out), (1, gain))
+        else:
+            scales.pin(gain, _gain_reason(scales))
+    return _plus_bias(scales, out, bias, tail)
+
+
+def _plus_bias(scales: Propagation, out: Labels, bias: Any, tail: tuple[int, ...]) -> Labels:
+    if bias is None:
+        return out
+    reason = f'is the bias of a normalization (fixed under normalization="{scales.normalization}")'
+    return scales.broadcast(scales.merge(out, scales.reshaped(bias, tail), reason=reason), out.shape)
+
+
+def _gain_reason(scales: Propagation) -> str:
+    return f'is the gain of a normalization (fixed under normalization="{scales.normalization}")'
+
+
+@dataclass(frozen=True)
+class HandwrittenNorms:
+    """Normalizations spelled out in primitive ops, as in Llama and T5: x · rsqrt(mean(x²) + ε) · γ.
+
+    Attributes:
+        epsilon_sums: The nodes that compute "statistic + ε".
+        gains: The products of the normalised tensor with γ.
+    """
+
+    epsilon_sums: frozenset[Node]
+    gains: frozenset[Node]
+
+
+ROOTS = ("rsqrt", "sqrt")
+CASTS = ("to", "_to_copy", "type_as", "float", "clone", "contiguous", "alias")
+
+
+def find_handwritten(graph: Graph) -> HandwrittenNorms:
+    """Recognise hand-written norms, so that they obey the same table as nn.RMSNorm and nn.LayerNorm."""
+    users: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        for arg in node.args:
+            if isinstance(arg, Node):
+                users.setdefault(arg, []).append(node)
+
+    def source(node: Any) -> Any:
+        while isinstance(node, Node) and node.op in CASTS:
+            node = node.args[0]
+        return node
+
+    def readers(node: Node) -> list[Node]:
+        direct = users.get(node, [])
+        return [r for user in direct for r in (readers(user) if user.op in CASTS else [user])]
+
+    epsilon_sums, gains = set(), set()
+    for node in graph.nodes:
+        root = node.op in ROOTS or (node.op == "pow" and len(node.args) > 1 and node.args[1] in (-0.5, 0.5))
+        shifted = source(node.args[0]) if root and node.args else None
+        if not (isinstance(shifted, Node) and shifted.op == "add" and isinstance(shifted.args[1], (int, float))):
+            continue
+        statistic = source(shifted.args[0])
+        if not (isinstance(statistic, Node) and statistic.op in ("mean", "var", "getitem")):
+            continue
+        epsilon_sums.add(shifted)
+        for normalised in readers(node):
+            if normalised.op in ("mul", "div"):
+                gains.update(
+                    user
+                    for user in readers(normalised)
+                    if user.op == "mul"
+                    and any(isinstance(source(arg), Node) and source(arg).op == "parameter" for arg in user.args)
+                )
+    return HandwrittenNorms(frozenset(epsilon_sums), frozenset(gains))
+
+
+def handwritten_epsilon(scales: Propagation, x: Any) -> Labels:
+    """statistic + ε: ε is ignored where the front of a norm may be rescaled approximately, else fixes it."""
+    if scales.approximate and scales.normalization in FRONT_FREE:
+        return scales.labels(x)
+    return scales.merge(x, 1.0, reason="feeds a normalization whose ε does not scale")
+
+
+def handwritten_gain(scales: Propagation, x: Any, other: Any) -> Labels:
+    """normalised · γ, in either order."""
+    if scales.normalization not in BEHIND_FREE:
+        for operand in (x, other):
+            if scales.is_weight(operand):
+                scales.pin(operand, _gain_reason(scales))
+    return scales.combine((1, x), (1, other))

@@ -1,0 +1,393 @@
+"""Graph -> Symmetry: the free log-scales of a model, and what is pinned and why.
+
+>>> import torch, pathcond
+>>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+>>> symmetry = pathcond.find_symmetry(model, torch.randn(5, 3))
+>>> symmetry.num_units
+4
+>>> factors = symmetry.factors(torch.full((4,), 2.0).log())
+>>> factors["0.bias"], factors["2.weight"][0]
+(tensor([2., 2., 2., 2.], dtype=torch.float64), tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.float64))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .calibration import batch_variances
+from .equations import Cause, Equations, SolvedScales
+from .errors import RescalingError
+from .graph import Graph, Node, canonical_names, capture, unwrap
+from .labels import FIXED
+from .propagation import UNSET, Propagation, Scaling
+
+Normalization = Literal["absorb", "gain", "full", "paper"]
+VARIANCE_OVER_EPSILON = 1e3  # scales in front of a norm keep the batch variance this far above ε
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitGroup:
+    """Units that one layer makes: ``relu(W x)`` with W of 4 rows is a group of 4 units, fed by W.
+
+    Attributes:
+        name: The first module that gives these units their scale.
+        units: Their positions in the vector of log-scales.
+        multiplied: Parameters and buffers that are multiplied by λ: those that feed the units.
+        divided: Parameters that are divided by λ: those that read the units.
+    """
+
+    name: str
+    units: tuple[int, ...]
+    multiplied: tuple[str, ...]
+    divided: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """Units or a parameter that cannot be rescaled.
+
+    Attributes:
+        name: The module whose units are pinned, or the parameter.
+        units: How many units; 0 for a parameter.
+        operation: The operation that pins them.
+        module: The module that calls it.
+        line: Source line of that call.
+        reason: Why, in words that follow the name: "is an output of the model".
+    """
+
+    name: str
+    units: int
+    operation: str
+    module: str
+    line: str
+    reason: str
+
+    def __str__(self) -> str:
+        subject = f"{self.name} ({self.units} units)" if self.units else self.name
+        place = ", ".join(part for part in (self.module, self.line) if part)
+        return f"{subject} {self.reason} [{self.operation}{' at ' + place if place else ''}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symmetry:
+    """All rescalings that leave a model's function unchanged: θ_i → θ_i · exp(Σ_h K_ih t_h).
+
+    Attributes:
+        num_units: Number of free log-scales t.
+        groups: The units by layer, in forward order.
+        pinned: What cannot be rescaled, by which operation, at which module and line.
+        normalization: Which side of a normalization carries a scale.
+        approximate: Whether smooth activations and the fronts of norms without statistics take part.
+        model_name: Class of the model.
+    """
+
+    num_units: int
+    groups: tuple[UnitGroup, ...]
+    pinned: tuple[Pinned, ...]
+    normalization: str
+    approximate: bool
+    model_name: str
+    example_inputs: Any = field(repr=False)
+    fingerprint: str = field(repr=False)
+    scalings: dict[str, Scaling] = field(repr=False)  # labels are positions in the classes of `combination`
+    combination: Tensor = field(repr=False)  # sparse (num_classes, num_units), integer-valued float64
+    dtypes: dict[str, torch.dtype] = field(repr=False)
+    shapes: dict[str, tuple[int, ...]] = field(repr=False)
+    variances: dict[str, Tensor] = field(repr=False)
+
+    def class_log_scales(self, log_scales: Tensor) -> Tensor:
+        """t of every class of equal log-scales, (num_classes,) float64, from the units' (num_units,)."""
+        return torch.mv(self.combination, self._checked(log_scales))
+
+    def factors(self, log_scales: Tensor) -> dict[str, Tensor]:
+        """The factor of every parameter and floating-point buffer, by name, in its own shape (float64).
+
+        A running variance follows λ²(var + ε) − ε, so its factor depends on its value; it is given for the
+        variance that the model had when this Symmetry was found.
+
+        Args:
+            log_scales: log λ per unit, (num_units,).
+        """
+        t = self.class_log_scales(log_scales)
+        out = {}
+        for name, shape in self.shapes.items():
+            scaling = self.scalings.get(name)
+            if scaling is None:
+                factor = torch.ones((), dtype=torch.float64)
+            elif scaling.epsilon is None:
+                factor = (t[scaling.plus.long()] - t[scaling.minus.long()]).exp()
+            else:
+                var = self.variances[name]
+                factor = scaled_variance(var, t[scaling.plus.long()], scaling.epsilon) / var
+            out[name] = factor.expand(shape)
+        return out
+
+    def log_scale_bounds(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Box of log-scales, each (num_units,), in which ε of a BatchNorm stays harmless in train mode.
+
+        In front of a norm λ²·var ≥ 10³ ε on the example batch. λ = 1 is always inside.
+        """
+        lower = torch.full((self.num_units,), -torch.inf, dtype=torch.float64)
+        upper = -lower
+        followed = {name: scaling for name, scaling in self.scalings.items() if scaling.epsilon is not None}
+        if not followed:
+            return lower, upper
+        variances = batch_variances(unwrap(model), self.example_inputs)
+        rows = _rows(self.combination)
+        for name, scaling in followed.items():
+            if name not in variances:
+                continue
+            room = 0.5 * (variances[name] / (VARIANCE_OVER_EPSILON * scaling.epsilon)).log()
+            for label, slack in zip(scaling.plus.expand(scaling.shape).tolist(), room.clamp(min=0).tolist(), strict=True):
+                form = rows.get(label, [])
+                for unit, c in form:  # Σ c·t ≥ −slack, shared out evenly
+                    share = slack / (abs(c) * len(form))
+                    if c > 0:
+                        lower[unit] = torch.maximum(lower[unit], lower.new_tensor(-share))
+                    else:
+                        upper[unit] = torch.minimum(upper[unit], upper.new_tensor(share))
+        return lower, upper
+
+    def _checked(self, log_scales: Tensor) -> Tensor:
+        log_scales = torch.as_tensor(log_scales).detach().to("cpu", torch.float64)
+        if log_scales.shape != (self.num_units,):
+            raise RescalingError(
+                f"log_scales has shape {tuple(log_scales.shape)}, but this Symmetry of {self.model_name} has "
+                f"{self.num_units} units: pass a tensor of shape ({self.num_units},) holding log λ of each unit."
+            )
+        return log_scales
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a person or a script wants to know, as plain data."""
+        return {
+            "model": self.model_name,
+            "num_units": self.num_units,
+            "normalization": self.normalization,
+            "approximate": self.approximate,
+            "groups": [
+                {"name": g.name, "units": len(g.units), "multiplied": list(g.multiplied), "divided": list(g.divided)}
+                for g in self.groups
+            ],
+            "pinned": [
+                {"name": p.name, "units": p.units, "operation": p.operation, "module": p.module, "line": p.line, "reason": p.reason}
+                for p in self.pinned
+            ],
+        }
+
+    def __str__(self) -> str:
+        from .tables import symmetry_table
+
+        return symmetry_table(self)
+
+
+def find_symmetry(
+    model: nn.Module, example_inputs: Any, *, normalization: Normalization = "absorb", approximate: bool = False
+) -> Symmetry:
+    """Find every rescaling symmetry of a model; nothing of the model changes.
+
+    Args:
+        model: Any module, on any device (the meta device too). Wrappers such as DistributedDataParallel are removed.
+        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs.
+        normalization: Which side of a normalization layer carries a scale: "absorb" (in front), "gain" (behind),
+            "full" (both), "paper" (one scale through it; keeps eval mode only).
+        approximate: Treat smooth activations as ReLU, and let scales in front of norms without running
+            statistics vary; the function is then kept only approximately.
+
+    Raises:
+        UnsupportedModelError: The model cannot be captured; it says why.
+    """
+    if normalization not in get_args(Normalization):
+        raise ValueError(f"normalization={normalization!r}; choose one of {', '.join(map(repr, get_args(Normalization)))}")
+    model = unwrap(model)
+    graphs = [capture(model, example_inputs, training=training) for training in (False, True)]
+    return symmetry_of(model, example_inputs, graphs, normalization=normalization, approximate=approximate)
+
+
+def symmetry_of(
+    model: nn.Module, example_inputs: Any, graphs: Iterable[Graph], *, normalization: Normalization, approximate: bool = False
+) -> Symmetry:
+    """The Symmetry that satisfies all the given graphs of one model (eval and train mode)."""
+    scales = Propagation(normalization=normalization, approximate=approximate, frozen=_untouchable(model))
+    for graph in graphs:
+        scales.run(graph)
+    return _assemble(model, example_inputs, scales, scales.equations.solve())
+
+
+def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tensor:
+    """λ²(var + ε) − ε: the running variance after scaling what feeds its norm by λ. All (channels,), float64."""
+    square = (2 * log_scale).exp()
+    return square * variance.double() + torch.expm1(2 * log_scale) * epsilon
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Changes with the structure of a model (modules, options, shapes, ties), not with its weights."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    description = [repr(model), *(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors), repr(canonical_names(model))]
+    return hashlib.sha256("\n".join(description).encode()).hexdigest()
+
+
+def _untouchable(model: nn.Module) -> dict[str, Cause]:
+    """Parameters that no rule may rescale: parametrized ones, and tensors that overlap in memory."""
+    names = canonical_names(model)
+    frozen: dict[str, Cause] = {}
+    for prefix, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            for name, _ in module.parametrizations.named_parameters():  # type: ignore[operator, union-attr]
+                full = f"{prefix}.parametrizations.{name}".lstrip(".")
+                frozen[names[full]] = Cause(None, "is under torch.nn.utils.parametrize")
+    spans: list[tuple[int, int, int, str]] = []
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta or not tensor.numel() or type(tensor.data) is not Tensor:
+            continue
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append(
+            (tensor.untyped_storage().data_ptr(), tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size(), name)
+        )
+        if reach < tensor.numel():
+            frozen[name] = Cause(None, "has elements that share memory")
+    spans.sort()
+    last: tuple[int, int, str] | None = None
+    for storage, start, end, name in spans:
+        if last is not None and last[0] == storage and start < last[1]:
+            for overlapping in (name, last[2]):
+                frozen.setdefault(overlapping, Cause(None, "shares memory with another parameter or buffer"))
+        if last is None or last[0] != storage or end > last[1]:
+            last = (storage, end, name)
+    return frozen
+
+
+def _assemble(model: nn.Module, example_inputs: Any, scales: Propagation, solved: SolvedScales) -> Symmetry:
+    scalings, classes = _classes(scales, solved)
+    forms = [solved.form(label) for label in classes]
+    free = sorted({unit for form in forms for unit in form})
+    position = {label: i for i, label in enumerate(free)}
+    entries = [(row, position[label], c) for row, form in enumerate(forms) for label, c in form.items()]
+    combination = torch.sparse_coo_tensor(
+        torch.tensor([[row for row, _, _ in entries], [unit for _, unit, _ in entries]], dtype=torch.long).view(2, -1),
+        torch.tensor([c for _, _, c in entries], dtype=torch.float64),
+        (len(classes), len(free)),
+        check_invariants=False,
+    ).coalesce()
+    floating = {
+        name: tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.dtype.is_floating_point
+    }
+    return Symmetry(
+        num_units=len(free),
+        groups=_groups(scales.equations, free, scalings, combination),
+        pinned=_pinned(scales, solved),
+        normalization=scales.normalization,
+        approximate=scales.approximate,
+        model_name=type(model).__name__,
+        example_inputs=example_inputs,
+        fingerprint=fingerprint(model),
+        scalings=scalings,
+        combination=combination,
+        dtypes={name: tensor.dtype for name, tensor in floating.items()},
+        shapes={name: tuple(tensor.shape) for name, tensor in floating.items()},
+        variances={
+            name: floating[name].detach().to("cpu", torch.float64, copy=True)
+            for name, scaling in scalings.items()
+            if scaling.epsilon is not None and not floating[name].is_meta
+        },
+    )
+
+
+def _classes(scales: Propagation, solved: SolvedScales) -> tuple[dict[str, Scaling], list[int]]:
+    """Scalings with labels renumbered to the classes in use; class 0 is the fixed one."""
+    fixed = torch.zeros(len(solved.root), dtype=torch.bool)
+    fixed[list(solved.causes)] = True
+    root = torch.where(fixed[solved.root.long()], FIXED, solved.root)
+    rooted = {}
+    for name, scaling in scales.scalings.items():
+        plus, minus = (root[ids.masked_fill(ids == UNSET, FIXED).long()] for ids in (scaling.plus, scaling.minus))
+        if name not in scales.frozen and (plus.any() or minus.any()):
+            rooted[name] = Scaling(scaling.shape, plus, minus, scaling.epsilon)
+    used = [torch.zeros(1, dtype=torch.int32)]
+    used += [torch.unique(ids) for scaling in rooted.values() for ids in (scaling.plus, scaling.minus)]
+    classes = torch.unique(torch.cat(used))
+    number = torch.zeros(len(solved.root), dtype=torch.int32)
+    number[classes.long()] = torch.arange(len(classes), dtype=torch.int32)
+    renumbered = {name: Scaling(s.shape, number[s.plus.long()], number[s.minus.long()], s.epsilon) for name, s in rooted.items()}
+    return renumbered, classes.tolist()
+
+
+def _rows(combination: Tensor) -> dict[int, list[tuple[int, float]]]:
+    rows: dict[int, list[tuple[int, float]]] = {}
+    (row, column), values = combination.indices().tolist(), combination.values().tolist()
+    for r, c, value in zip(row, column, values, strict=True):
+        rows.setdefault(r, []).append((c, value))
+    return rows
+
+
+def _groups(equations: Equations, free: list[int], scalings: dict[str, Scaling], combination: Tensor) -> tuple[UnitGroup, ...]:
+    """Units whose labels were made by the same call belong together."""
+    units = torch.tensor(free, dtype=torch.long)
+    starts = torch.tensor([start for start, _, _ in equations.origins] or [0])
+    group_of_unit = torch.searchsorted(starts, units, right=True) - 1
+    row_index, unit_index = combination.indices()
+    signs = combination.values()
+    multiplied: dict[int, dict[str, None]] = {}
+    divided: dict[int, dict[str, None]] = {}
+    for name, scaling in scalings.items():
+        for ids, direction in ((scaling.plus, 1), (scaling.minus, -1)):
+            present = torch.zeros(combination.shape[0], dtype=torch.bool)
+            present[ids.flatten().long()] = True
+            hit = present[row_index]
+            for sign, side in ((1, multiplied), (-1, divided)):
+                chosen = hit & (signs * direction * sign > 0)
+                for group in torch.unique(group_of_unit[unit_index[chosen]]).tolist():
+                    side.setdefault(group, {})[name] = None
+    groups = []
+    for group in torch.unique(group_of_unit).tolist():
+        members = tuple(torch.nonzero(group_of_unit == group).flatten().tolist())
+        groups.append(
+            UnitGroup(
+                name=_group_name(equations.origins[group][2]),
+                units=members,
+                multiplied=tuple(multiplied.get(group, ())),
+                divided=tuple(divided.get(group, ())),
+            )
+        )
+    return tuple(groups)
+
+
+def _group_name(origin: Node | None) -> str:
+    return (origin.module or origin.name) if origin is not None else "(product)"
+
+
+def _pinned(scales: Propagation, solved: SolvedScales) -> tuple[Pinned, ...]:
+    found: dict[tuple[str, int], tuple[int, Cause]] = {}
+    for start, stop, origin in scales.equations.origins:
+        if origin is None:
+            continue
+        roots = solved.root[start:stop]
+        counts: dict[int, tuple[int, Cause]] = {}
+        for root, count in zip(*(x.tolist() for x in torch.unique(roots, return_counts=True)), strict=True):
+            cause = solved.causes.get(root)
+            if cause is not None:
+                counts[id(cause)] = (counts.get(id(cause), (0, cause))[0] + count, cause)
+        for key, (count, cause) in counts.items():
+            known = found.get((_group_name(origin), key), (0, cause))
+            found[(_group_name(origin), key)] = (max(count, known[0]), cause)
+    pins = [_pin(name, count, cause) for (name, _), (count, cause) in found.items()]
+    pins += [_pin(name, 0, cause) for name, cause in scales.frozen.items()]
+    return tuple(dict.fromkeys(pins))
+
+
+def _pin(name: str, units: int, cause: Cause) -> Pinned:
+    node: Node | None = cause.by
+    return Pinned(
+        name=name,
+        units=units,
+        operation=node.op if node is not None else "parameter",
+        module=node.module if node is not None else "",
+        line=node.line if node is not None else "",
+        reason=cause.reason,
+    )

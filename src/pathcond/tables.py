@@ -1,0 +1,62 @@
+"""Plain-text tables for people; no dependency, fits a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .symmetry import Pinned, Symmetry
+
+MAX_ROWS = 40
+MAX_NAMES = 3
+
+
+def symmetry_table(symmetry: Symmetry) -> str:
+    """What can be rescaled and what cannot, one line per group and per reason."""
+    head = (
+        f"Symmetry of {symmetry.model_name}: {_count(symmetry.num_units, 'unit')} in {_count(len(symmetry.groups), 'group')}, "
+        f'normalization="{symmetry.normalization}"' + (", approximate" if symmetry.approximate else "")
+    )
+    rows = [("units", "made by", "multiplied by λ", "divided by λ")]
+    for group in symmetry.groups[:MAX_ROWS]:
+        rows.append((f"{len(group.units):,}", group.name or "(model)", _names(group.multiplied), _names(group.divided)))
+    parts = [head, ""]
+    parts += _aligned(rows) if symmetry.groups else ["  nothing can be rescaled"]
+    if len(symmetry.groups) > MAX_ROWS:
+        rest = symmetry.groups[MAX_ROWS:]
+        parts.append(f"  … and {len(rest)} more groups with {sum(len(g.units) for g in rest):,} units")
+    if symmetry.pinned:
+        parts += ["", "Pinned (scale 1):"]
+        parts += [f"  {line}" for line in _pinned_lines(symmetry.pinned)]
+    return "\n".join(parts)
+
+
+def _pinned_lines(pinned: Sequence[Pinned]) -> list[str]:
+    by_reason: dict[tuple[str, str], list[Pinned]] = {}
+    for pin in pinned:
+        by_reason.setdefault((pin.operation, pin.reason), []).append(pin)
+    lines = []
+    for (operation, reason), pins in list(by_reason.items())[:MAX_ROWS]:
+        units, parameters = sum(pin.units for pin in pins), sum(pin.units == 0 for pin in pins)
+        amount = " and ".join([_count(units, "unit")] * bool(units) + [_count(parameters, "parameter")] * bool(parameters))
+        place = next((pin.line or pin.module for pin in pins if pin.line or pin.module), "")
+        lines.append(f"{amount} of {_names([pin.name for pin in pins])}: {reason} [{operation}{' at ' + place if place else ''}]")
+    if len(by_reason) > MAX_ROWS:
+        lines.append(f"… and {len(by_reason) - MAX_ROWS} more reasons")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(name or "(model)" for name in names))
+    more = len(shown) - MAX_NAMES
+    return (", ".join(shown[:MAX_NAMES]) + (f" +{more}" if more > 0 else "")) or "–"
+
+
+def _aligned(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return [f"  {row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]}".rstrip() for row in rows]
