@@ -17,7 +17,7 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,7 @@ class Node:
 
     name: str
     op: str
-    target: Callable | None = None
+    target: Any = None
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     shape: Any = None
@@ -296,11 +296,11 @@ def _read(program: torch.export.ExportedProgram, model: nn.Module, training: boo
     def inline(fx_node: torch.fx.Node, args: tuple, prefix: str) -> Any:
         """Blocks under no_grad or autocast are sub-graphs that run once: their calls join the list."""
         at = next((i for i, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule)), None)
-        wraps_once = fx_node.target.name().startswith("wrap_with_")
+        name = str(fx_node.target)
+        wraps_once = "wrap_with_" in name
         if at is None or not wraps_once:
             raise UnsupportedModelError(
-                f"The model uses {fx_node.target.name()} at {', '.join(_place(fx_node))}: "
-                "control flow that depends on the data cannot be analysed."
+                f"The model uses {name} at {', '.join(_place(fx_node))}: control flow that depends on the data cannot be analysed."
             )
         return walk(args[at], list(args[at + 1 :]), f"{prefix}{fx_node.name}.")
 

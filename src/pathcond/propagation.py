@@ -12,6 +12,7 @@ must ask for the same factor, which becomes an equation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,11 @@ from .rules import RULES
 from .rules.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
 from .rules.table import Rule
 
+logger = logging.getLogger("pathcond")
+
 UNSET = -2
+NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
+STATISTICS = ("running_mean", "running_var")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_ELEMENTWISE = 1 << 20  # parameters larger than this get no label per element
 
@@ -71,6 +76,10 @@ class Known:
         return tuple(self.value.shape)
 
 
+class UnknownNumber:
+    """A Python number that depends on data (``.item()``); it carries no scale."""
+
+
 @dataclass
 class Scaling:
     """How one parameter or buffer is rescaled: by exp(t[plus] − t[minus]).
@@ -104,7 +113,7 @@ class Propagation:
     equations: Equations = field(default_factory=Equations)
     scalings: dict[str, Scaling] = field(default_factory=dict)
     frozen: dict[str, Cause] = field(default_factory=dict)
-    unknown_ops: dict[str, Node] = field(default_factory=dict)
+    read_buffers: set[str] = field(default_factory=set)
     node: Node = None  # type: ignore[assignment]
 
     # -- the walk ---------------------------------------------------------------------------------
@@ -132,14 +141,18 @@ class Propagation:
             self._record_mutation(node, result)
         self.node = Node(name="output", op="output")
         for output in tree_leaves(graph.outputs):
-            if isinstance(output, Node) and output.op != "buffer":
+            if isinstance(output, Node):
                 self.pin(self._env[output], "is an output of the model")
+                self.read_buffers.update({output.name} if output.op == "buffer" else ())
+        for name in self.read_buffers & self.scalings.keys():
+            self._freeze(name, "is read as a plain tensor too")
 
     def _leaf(self, node: Node) -> Any:
         if node.op == "parameter":
             return Weight(node.name, node.shape)
         if node.op == "input":
             return lb.constant(node.shape) if isinstance(node.shape, tuple) else None
+        assert node.value is not None
         value = node.value.detach()
         value = value if value.is_meta else value.cpu().clone()
         if node.op == "buffer":
@@ -150,19 +163,31 @@ class Propagation:
         arguments = tree_map(lambda a: self._env[a] if isinstance(a, Node) else a, node.bound)
         if node.op == "getitem":
             return arguments["0"][arguments["1"]]
+        self._note_buffers(node, arguments)
         operands = [a for a in tree_leaves(arguments) if isinstance(a, (Labels, Weight, Known))]
-        if all(isinstance(a, Known) for a in operands) and node.target is not None:
-            return self._compute(node, arguments, operands)
+        known = [a for a in operands if isinstance(a, Known)]
+        if len(known) == len(operands):
+            return self._compute(node, arguments, known)
         reads_input = any(isinstance(a, Labels) for a in operands)
         shape_rule = rule is not None and rule.family.startswith(("Shape", "Look-ups"))
         if rule is None or not (reads_input or shape_rule):
             for operand in operands:
                 reason = f"is computed from parameters by {node.op}" if rule else f"reaches {node.op}, which has no rule"
                 self.pin(operand, reason)
-            if rule is None and operands and node.shape is not None:
-                self.unknown_ops.setdefault(node.op, node)
             return self._unscaled(node)
-        return rule(self, arguments)
+        try:
+            return rule(self, arguments)
+        except Exception as error:  # an argument that the rule does not foresee: as if there were no rule
+            logger.info("The rule for %s failed at %s: %s", node.op, node.where, error)
+            for operand in operands:
+                self.pin(operand, f"reaches {node.op} in a form that its rule does not cover")
+            return self._unscaled(node)
+
+    def _note_buffers(self, node: Node, arguments: dict[str, Any]) -> None:
+        """Remember buffers that are read as plain tensors: those cannot follow a scale."""
+        statistics = STATISTICS if node.op in NORMS_WITH_STATISTICS else ()
+        plain = {name: value for name, value in arguments.items() if name not in statistics}
+        self.read_buffers.update(a.buffer for a in tree_leaves(plain) if isinstance(a, Known) and a.buffer is not None)
 
     def _compact(self, result: Any) -> Any:
         """Spelled-out labels shrink again where equations have made them equal since."""
@@ -194,7 +219,7 @@ class Propagation:
     def _unscaled(self, node: Node) -> Any:
         if isinstance(node.shape, list):
             return [lb.constant(shape) if isinstance(shape, tuple) else None for shape in node.shape]
-        return lb.constant(node.shape) if isinstance(node.shape, tuple) else None
+        return lb.constant(node.shape) if isinstance(node.shape, tuple) else UnknownNumber()
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -230,15 +255,16 @@ class Propagation:
     def _weight_labels(self, weight: Weight) -> Labels:
         if weight.name in self.frozen:
             return lb.constant(weight.shape)
-        current = self._current(weight)
-        if current is None:
-            count = torch.Size(weight.shape).numel()
+        if self._current(weight) is None:
+            full = self._parameter_shapes[weight.name]
+            count = torch.Size(full).numel()
             if count > MAX_ELEMENTWISE:
                 self.pin(weight, "is used elementwise and is too large to trace")
                 return lb.constant(weight.shape)
-            plus = self.equations.fresh(count, origin=self.node).view(weight.shape)
-            self._assign(weight, plus, torch.zeros_like(plus))
-            return Labels(plus, weight.shape)
+            fresh = self.equations.fresh(count, origin=self.node).view(full)
+            self._assign_unset(Weight(weight.name, full), fresh, torch.zeros_like(fresh))
+        current = self._current(weight)
+        assert current is not None
         plus, minus = current
         if not minus.any():
             return Labels(plus, weight.shape)
@@ -293,7 +319,7 @@ class Propagation:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, Weight):
-            self._freeze(value, reason)
+            self._freeze(value.name, reason)
             return lb.constant(value.shape)
         if isinstance(value, Labels):
             self.equations.pin(value.ids, by=self.node, reason=reason)
@@ -374,9 +400,8 @@ class Propagation:
         """
         current = self._current(weight)
         if current is not None:
-            plus, minus = current
-            plus = _narrowed(plus, fresh_shape)
-            if plus is not None and self.equations.same(minus, read):
+            plus = _narrowed(current[0], fresh_shape)
+            if plus is not None and self.equations.same(current[1], read):
                 return plus  # a further use with the same input scales gives the same output scales
         given = self.equations.fresh(torch.Size(fresh_shape).numel(), origin=self.node).view(tuple(fresh_shape))
         self._assign(weight, given, read)
@@ -385,19 +410,22 @@ class Propagation:
     def follow(self, buffer: Known, ids: Tensor, *, epsilon: float | None = None) -> None:
         """Let a running statistic follow the labels ids, (channels,)."""
         name = buffer.buffer
-        current = self.scalings.get(name)  # type: ignore[arg-type]
-        if current is None:
-            self.scalings[name] = Scaling(buffer.shape, ids, torch.zeros(1, dtype=torch.int32), epsilon)  # type: ignore[index]
+        assert name is not None
+        if name in self.frozen:
+            self.equations.pin(ids, by=self.node, reason=f"feeds a normalization whose {name} {self.frozen[name].reason}")
             return
+        current = self.scalings.setdefault(name, Scaling(buffer.shape, ids, torch.zeros(1, dtype=torch.int32), epsilon))
         self.equations.equate(current.plus, ids, by=self.node)
         if current.epsilon != epsilon:
             self.equations.pin(ids, by=self.node, reason=f"feeds two normalizations that share {name} but not its use")
 
-    def _freeze(self, weight: Weight, reason: str) -> None:
-        self.frozen.setdefault(weight.name, Cause(self.node, reason))
-        current = self._current(replace(weight, index=None))
-        if current is not None:
-            self.equations.equate(*current, by=self.node, reason=reason)
+    def _freeze(self, name: str, reason: str) -> None:
+        """The parameter keeps its values; what its uses so far asked for must come to a factor of 1."""
+        self.frozen.setdefault(name, Cause(self.node, reason))
+        scaling = self.scalings.get(name)
+        if scaling is not None:
+            minus = torch.where(scaling.plus == UNSET, UNSET, scaling.minus)
+            self.equations.equate(scaling.plus, minus, by=self.node, reason=reason)
 
     def _unused(self, value: Any) -> bool:
         return isinstance(value, Weight) and value.name not in self.frozen and self._current(value) is None
@@ -416,26 +444,30 @@ class Propagation:
         return None if (views[0] == UNSET).any() else views
 
     def _assign(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
-        scaling = self.scalings.get(weight.name)
+        """One use of a parameter asks for the factor exp(t[plus] − t[minus]); the first use gets it, others must agree."""
         full = self._parameter_shapes[weight.name]
-        if weight.index is None and scaling is None:
-            whole = (lb.reshape(Labels(ids, weight.shape), full).ids for ids in (plus, minus))
-            self.scalings[weight.name] = Scaling(full, *whole)
+        if weight.index is None and weight.name not in self.scalings:
+            plus, minus = (lb.reshape(Labels(ids, weight.shape), full).ids for ids in (plus, minus))
+            self.scalings[weight.name] = Scaling(full, plus, minus)
             return
-        if weight.index is None and self._current(weight) is not None:
-            self._require_equal(*self._current(weight), plus, minus)  # type: ignore[misc]
-            return
-        if scaling is None:
-            unset = torch.full(full, UNSET, dtype=torch.int32)
-            scaling = self.scalings[weight.name] = Scaling(full, unset, unset.clone())
+        current = self._current(weight)
+        if current is None:
+            self._assign_unset(weight, plus, minus)
+            current = self._current(weight)
+        assert current is not None
+        self._require_equal(*current, plus, minus)
+
+    def _assign_unset(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
+        """Fill in, element by element, what no use of the parameter has asked for yet."""
+        full = self._parameter_shapes[weight.name]
+        unset = torch.full([1] * len(full), UNSET, dtype=torch.int32)
+        old = self.scalings.get(weight.name, Scaling(full, unset, unset))
+        dense_plus, dense_minus = (ids.expand(full).reshape(-1).clone() for ids in (old.plus, old.minus))
         at = self._index(weight).reshape(-1).long()
-        dense_plus, dense_minus = scaling.plus.expand(full).reshape(-1), scaling.minus.expand(full).reshape(-1)
-        plus, minus = (ids.expand(weight.shape).reshape(-1) for ids in (plus, minus))
-        used = dense_plus[at] != UNSET
-        self._require_equal(dense_plus[at][used], dense_minus[at][used], plus[used], minus[used])
-        dense_plus, dense_minus = dense_plus.clone(), dense_minus.clone()
-        dense_plus[at[~used]], dense_minus[at[~used]] = plus[~used], minus[~used]
-        scaling.plus, scaling.minus = dense_plus.view(full), dense_minus.view(full)
+        free = dense_plus[at] == UNSET
+        dense_plus[at[free]] = plus.expand(weight.shape).reshape(-1)[free]
+        dense_minus[at[free]] = minus.expand(weight.shape).reshape(-1)[free]
+        self.scalings[weight.name] = Scaling(full, dense_plus.view(full), dense_minus.view(full))
 
     def _require_equal(self, plus: Tensor, minus: Tensor, plus2: Tensor, minus2: Tensor) -> None:
         """t[plus] − t[minus] = t[plus2] − t[minus2] elementwise."""
@@ -482,7 +514,9 @@ class Propagation:
                 continue
             old = self._env[target]
             if isinstance(old, Known) and isinstance(result, Known):
-                continue  # computed for real, on shared memory
+                if not result.lasting:  # computed for real, on shared memory
+                    self._forget_zeros(target)
+                continue
             if isinstance(old, Labels) and isinstance(result, Labels) and bool((old.ids == result.ids).all()):
                 continue
             others = self._aliases[target] - {target, node}
@@ -490,11 +524,18 @@ class Propagation:
             if not others and not leaf and isinstance(result, Labels):
                 self._env[target] = result
                 continue
-            reason = f"is written in place by {node.op} into memory that is read elsewhere"
             for member in self._aliases[target]:
-                self._env[member] = tree_map(
-                    lambda v: lb.constant(v.shape) if isinstance(v, Known) else self.pin(v, reason), self._env[member]
-                )
+                self._env[member] = tree_map(self._overwritten, self._env[member])
+
+    def _overwritten(self, value: Any) -> Any:
+        if isinstance(value, Known):
+            return lb.constant(value.shape)
+        return self.pin(value, f"is written in place by {self.node.op} into memory that is read elsewhere")
+
+    def _forget_zeros(self, target: Node) -> None:
+        """What was written from a floating-point buffer may change later: its zeros are not for ever."""
+        for member in self._aliases[target]:
+            self._env[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self._env[member])
 
 
 def _line(ids: Tensor, axis: int) -> Tensor:

@@ -60,8 +60,9 @@ def count_symmetries(
         count = rank(R) − rank(stack of J(θ_k)·diag(θ_k)·R)
 
     Elements that no output depends on (a key's bias, which softmax cancels) are left out. ε of LayerNorm and its kin
-    is set to 0.1, so that invariance up to ε does not pass for a symmetry. Coordinates are the parameters and, for BatchNorm, the running mean and σ = √(var + ε). Rows come from eval mode
-    and from train mode with ε = 0. "absorb" drops γ and β from R, "gain" mean and σ, "paper" γ, σ and the train rows.
+    is set to 0.1, so that invariance up to ε does not pass for a symmetry. Coordinates are the parameters and, for
+    BatchNorm, the running mean and σ = √(var + ε). Rows come from eval mode and from train mode with ε = 0. "absorb"
+    drops γ and β from R, "gain" mean and σ, "paper" γ, σ and the train rows.
 
     Args:
         model: A small network; it is copied.
@@ -72,8 +73,9 @@ def count_symmetries(
     """
     model = copy.deepcopy(model).double()
     for module in model.modules():
-        if isinstance(module, OTHER_NORMS) or type(module).__name__.endswith("RMSNorm") or (isinstance(module, BATCH_NORMS) and module.running_var is None):
-            module.eps = 0.1
+        own_statistics = isinstance(module, BATCH_NORMS) and module.running_var is None
+        if own_statistics or isinstance(module, OTHER_NORMS) or type(module).__name__.endswith("RMSNorm"):
+            setattr(module, "eps", 0.1)  # noqa: B010
     generator = torch.Generator().manual_seed(seed)
     coordinates = _coordinates(model)
     sizes = {name: tensor.shape for name, tensor in coordinates.items()}
@@ -105,6 +107,7 @@ def _coordinates(model: nn.Module) -> dict[str, Tensor]:
     coordinates = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for prefix, module in model.named_modules():
         if isinstance(module, BATCH_NORMS) and module.running_var is not None:
+            assert module.running_mean is not None
             coordinates[f"{prefix}#mean"] = module.running_mean
             coordinates[f"{prefix}#sigma"] = module.running_var
     return coordinates

@@ -217,8 +217,8 @@ def _verify(model: nn.Module, symmetry: Symmetry, copies: dict[str, Tensor], tol
     limit = tolerance if tolerance is not None else default_tolerance(model)
     changes = []
     for training in (False, True):
-        before = _outputs(model, symmetry.example_inputs, {}, training)
-        after = _outputs(model, symmetry.example_inputs, copies, training)
+        before = example_outputs(model, symmetry.example_inputs, {}, training=training)
+        after = example_outputs(model, symmetry.example_inputs, copies, training=training)
         changes.append(output_change(before, after))
     in_eval, in_train = changes
     if not in_eval <= limit:
@@ -240,7 +240,7 @@ def default_tolerance(model: nn.Module) -> float:
     return max((math.sqrt(torch.finfo(p.dtype).eps) for p in model.parameters()), default=math.sqrt(torch.finfo(torch.float32).eps))
 
 
-def _outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], training: bool) -> list[Tensor]:
+def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool) -> list[Tensor]:
     """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
     args, kwargs = as_call(example_inputs)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}

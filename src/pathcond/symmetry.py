@@ -136,13 +136,12 @@ class Symmetry:
         """
         lower = torch.full((self.num_units,), -torch.inf, dtype=torch.float64)
         upper = -lower
-        followed = {name: scaling for name, scaling in self.scalings.items() if scaling.epsilon is not None}
-        if not followed:
+        if not any(scaling.epsilon is not None for scaling in self.scalings.values()):
             return lower, upper
         variances = batch_variances(unwrap(model), self.example_inputs)
         rows = _rows(self.combination)
-        for name, scaling in followed.items():
-            if name not in variances:
+        for name, scaling in self.scalings.items():
+            if scaling.epsilon is None or name not in variances:
                 continue
             room = 0.5 * (variances[name] / (VARIANCE_OVER_EPSILON * scaling.epsilon)).log()
             for label, slack in zip(scaling.plus.expand(scaling.shape).tolist(), room.clamp(min=0).tolist(), strict=True):

@@ -100,7 +100,7 @@ def fixed_power(scales: Propagation, x: Any) -> Labels:
 
 @rule("pow", family=PRODUCTS)
 def power(scales: Propagation, x: Any, exponent: Any) -> Labels:
-    if isinstance(exponent, (int, float)) and float(2 * exponent).is_integer():
+    if isinstance(exponent, (int, float)) and exponent != 0 and float(2 * exponent).is_integer():
         return scales.combine((Fraction(exponent), x))
     scales.pin(exponent, "is an exponent")
     return scales.pin(x, "is raised to a power that is no multiple of 1/2")

@@ -19,6 +19,7 @@ INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equ
 def embedding(scales: Propagation, weight: Any, indices: Any, padding_idx: Any) -> Labels:
     """Which rows are read depends on the data, so all rows share one log-scale per column."""
     scales.pin(indices, "is an index")
+    weight = scales.simplified(weight)
     if scales.is_weight(weight):
         columns = scales.scale_weight(weight, torch.zeros(1, 1, dtype=torch.int32), [1, weight.shape[1]])
     else:
@@ -32,7 +33,8 @@ def index(scales: Propagation, x: Any, indices: Any) -> Labels:
     labels = scales.labels(x)
     values = [None if given is None else scales.value(given) for given in indices]
     known = all(given is None or value is not None for given, value in zip(indices, values, strict=True))
-    axes, axis = [], 0
+    axes: list[int] = []
+    axis = 0
     for given, value in zip(indices, values, strict=True):
         width = value.dim() if value is not None and value.dtype == torch.bool else 1
         axes += range(axis, axis + width) if given is not None else []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import labels as lb
 from ..graph import Graph, Node
-from ..labels import Labels
+from ..labels import FIXED, Labels
 from .table import rule
 
 if TYPE_CHECKING:
@@ -37,11 +37,14 @@ BEHIND_FREE = ("gain", "full")
 def batch_norm(scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float) -> Labels:
     x = scales.labels(input)
     per_channel = scales.agree(x, [axis for axis in range(len(x.shape)) if axis != 1])
+    per_channel = Labels(per_channel.ids.clamp(min=FIXED), x.shape)  # a channel of zeros does not stay zero behind μ and β
     channels = per_channel.along([1]).flatten()
     tracked = scales.is_buffer(running_mean) and scales.is_buffer(running_var)
     tail = (-1, *[1] * (len(x.shape) - 2))
     if not tracked:
         scales.pin(per_channel, "feeds a normalization without running statistics")
+        scales.pin(running_mean, "is used as the mean of a normalization")
+        scales.pin(running_var, "is used as the variance of a normalization")
     elif scales.normalization == "gain":
         scales.pin(per_channel, 'feeds a normalization (fixed under normalization="gain")')
     else:
@@ -144,7 +147,8 @@ def find_handwritten(graph: Graph) -> HandwrittenNorms:
         direct = users.get(node, [])
         return [r for user in direct for r in (readers(user) if user.op in CASTS else [user])]
 
-    epsilon_sums, gains = set(), set()
+    epsilon_sums: set[Node] = set()
+    gains: set[Node] = set()
     for node in graph.nodes:
         root = node.op in ROOTS or (node.op == "pow" and len(node.args) > 1 and node.args[1] in (-0.5, 0.5))
         shifted = source(node.args[0]) if root and node.args else None
