@@ -242,7 +242,9 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, positions: int, width: int) -> Tensor:
-    angles = torch.outer(torch.arange(positions, dtype=x.dtype), 1.0 / 10 ** (torch.arange(width // 2, dtype=x.dtype) / width))
+    options = {"dtype": x.dtype, "device": x.device}
+    frequencies = 1.0 / 10 ** (torch.arange(width // 2, **options) / width)
+    angles = torch.outer(torch.arange(positions, **options), frequencies)
     cos, sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
     half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
     return x * cos + half * sin

@@ -14,7 +14,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -252,8 +251,9 @@ def main() -> int:
             done = {row["name"]: Result(**row) for row in map(json.loads, file)}
     names = [entry.name for entry in entries() if options.only in entry.name]
     todo = [name for name in names if name not in done]
-    with ProcessPoolExecutor(options.jobs, max_tasks_per_child=8, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
-        for result in pool.map(_examine_safely, todo):
+    context = torch.multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, maxtasksperchild=4) as pool:
+        for result in pool.imap_unordered(_examine_safely, todo):
             done[result.name] = result
             change = max(result.eval_change.values(), default=math.nan)
             print(f"{result.name}: {result.units} {change:.1e} {'; '.join(failures(result))}", flush=True)

@@ -105,7 +105,7 @@ class Equations:
         """Labels of Σ coefficient · t[ids] (broadcast); ANY in a term gives ANY."""
         terms = [(Fraction(c), ids) for c, ids in terms]
         stacked = torch.stack(torch.broadcast_tensors(*[ids for _, ids in terms]))
-        flat = stacked.flatten(1)
+        flat = stacked.reshape(len(terms), -1)
         neutral = (flat == ANY).any(0)
         active = (flat != FIXED).sum(0)
         out = torch.full((flat.shape[1],), FIXED, dtype=torch.int32)
@@ -126,7 +126,7 @@ class Equations:
 
     def require(self, terms: Sequence[tuple[int, Tensor]], *, by: Any) -> None:
         """Σ coefficient · t[ids] = 0 elementwise (broadcast)."""
-        stacked = torch.stack(torch.broadcast_tensors(*[ids for _, ids in terms])).flatten(1)
+        stacked = torch.stack(torch.broadcast_tensors(*[ids for _, ids in terms])).reshape(len(terms), -1)
         stacked = stacked[:, (stacked != ANY).all(0)]
         stacked = stacked[:, (stacked != FIXED).any(0)]
         if stacked.numel():

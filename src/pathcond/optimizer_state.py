@@ -1,11 +1,12 @@
 """Optimizer state in new coordinates: θ → d ⊙ θ takes gradients to gradients / d.
 
-Each kind of state scales by a power of d, the parameter's own factor:
+Each kind of state scales by a power of d, the parameter's own factor, so that it becomes what the moved gradients
+would have built up:
 
     −1   gradient-like: momentum, first moments
     −2   second moments
-     1   parameter-like copies and updates
-     2   squared updates
+     0   already normalised by second moments
+     1   parameter-like copies
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ POWERS = {
     "max_exp_avg_sq": -2,
     "square_avg": -2,
     "sum": -2,
-    "acc_delta": 2,
+    "exp_inf": -1,
     "ax": 1,
 }
+# The same name means something else here: averages of gradients already divided by their own size.
+NORMALISED = {"RMSprop": ("momentum_buffer",), "Adadelta": ("acc_delta",)}
 UNSCALED = ("step", "eta", "mu", "mu_product")
 CHOICES = ("transport", "reset", "keep")
 
@@ -59,7 +62,7 @@ def transport(
                 moves.append(state.clear)
             continue
         for key, value in state.items():
-            if not isinstance(value, Tensor) or key in UNSCALED:
+            if not isinstance(value, Tensor) or key in UNSCALED + NORMALISED.get(type(optimizer).__name__, ()):
                 continue
             if key in POWERS and value.shape == parameter.shape:  # type: ignore[union-attr]
                 moves.append(lambda f=factor, v=value, p=POWERS[key]: f.times(v, power=p, out=v))  # type: ignore[misc]

@@ -243,9 +243,9 @@ def default_tolerance(model: nn.Module) -> float:
 def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool) -> list[Tensor]:
     """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
     args, kwargs = as_call(example_inputs)
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
     with untouched(model, training=training), torch.no_grad(), _full_precision():
-        outputs = torch.func.functional_call(model, buffers | values, args, kwargs)
+        outputs = torch.func.functional_call(model, values | buffers, args, kwargs)
     return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
 
 

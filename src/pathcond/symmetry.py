@@ -5,9 +5,9 @@
 >>> symmetry = pathcond.find_symmetry(model, torch.randn(5, 3))
 >>> symmetry.num_units
 4
->>> factors = symmetry.factors(torch.full((4,), 2.0).log())
->>> factors["0.bias"], factors["2.weight"][0]
-(tensor([2., 2., 2., 2.], dtype=torch.float64), tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.float64))
+>>> factors = symmetry.factors(torch.tensor([2.0, 2.0, 1.0, 4.0]).log())
+>>> [round(f, 4) for f in factors["0.bias"].tolist()], [round(f, 4) for f in factors["2.weight"][0].tolist()]
+([2.0, 2.0, 1.0, 4.0], [0.5, 0.5, 1.0, 0.25])
 """
 
 from __future__ import annotations

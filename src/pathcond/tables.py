@@ -1,4 +1,4 @@
-"""Plain-text tables for people; no dependency, fits a terminal."""
+"""Plain-text tables for people; no dependency."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ if TYPE_CHECKING:
     from .symmetry import Pinned, Symmetry
 
 MAX_ROWS = 40
-MAX_NAMES = 3
+MAX_NAMES = 2
 
 
 def symmetry_table(symmetry: Symmetry) -> str:
     """What can be rescaled and what cannot, one line per group and per reason."""
+    approximate = ", approximate" if symmetry.approximate else ""
     head = (
-        f"Symmetry of {symmetry.model_name}: {_count(symmetry.num_units, 'unit')} in {_count(len(symmetry.groups), 'group')}, "
-        f'normalization="{symmetry.normalization}"' + (", approximate" if symmetry.approximate else "")
+        f"Symmetry of {symmetry.model_name}: {_count(symmetry.num_units, 'unit')} in "
+        f'{_count(len(symmetry.groups), "group")}, normalization="{symmetry.normalization}"{approximate}'
     )
     rows = [("units", "made by", "multiplied by λ", "divided by λ")]
     for group in symmetry.groups[:MAX_ROWS]:
@@ -39,9 +40,10 @@ def _pinned_lines(pinned: Sequence[Pinned]) -> list[str]:
     lines = []
     for (operation, reason), pins in list(by_reason.items())[:MAX_ROWS]:
         units, parameters = sum(pin.units for pin in pins), sum(pin.units == 0 for pin in pins)
-        amount = " and ".join([_count(units, "unit")] * bool(units) + [_count(parameters, "parameter")] * bool(parameters))
+        amounts = [_count(units, "unit")] * bool(units) + [_count(parameters, "parameter")] * bool(parameters)
         place = next((pin.line or pin.module for pin in pins if pin.line or pin.module), "")
-        lines.append(f"{amount} of {_names([pin.name for pin in pins])}: {reason} [{operation}{' at ' + place if place else ''}]")
+        where = f"{operation} at {place}" if place else operation
+        lines.append(f"{' and '.join(amounts)} of {_names([pin.name for pin in pins])}: {reason} [{where}]")
     if len(by_reason) > MAX_ROWS:
         lines.append(f"… and {len(by_reason) - MAX_ROWS} more reasons")
     return lines
@@ -52,9 +54,17 @@ def _count(number: int, noun: str) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = list(dict.fromkeys(name or "(model)" for name in names))
-    more = len(shown) - MAX_NAMES
-    return (", ".join(shown[:MAX_NAMES]) + (f" +{more}" if more > 0 else "")) or "–"
+    """``conv.weight, bn.{bias,running_mean} +3``: by module, the first few, and how many more."""
+    by_module: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        module, _, leaf = name.rpartition(".")
+        by_module.setdefault(module, []).append(leaf)
+    shown = []
+    for module, leaves in list(by_module.items())[:MAX_NAMES]:
+        leaf = leaves[0] if len(leaves) == 1 else "{" + ",".join(leaves) + "}"
+        shown.append(f"{module}.{leaf}" if module else leaf or "(model)")
+    more = len(by_module) - MAX_NAMES
+    return (", ".join(shown) + (f" +{more}" if more > 0 else "")) or "–"
 
 
 def _aligned(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:

@@ -1,0 +1,97 @@
+"""Capture: clear errors for what cannot be captured, and operations in order for what can."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathcond
+from pathcond.graph import capture
+
+from .cases import Calls
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_no_example_inputs() -> None:
+    with pytest.raises(pathcond.UnsupportedModelError, match="No example inputs"):
+        pathcond.find_symmetry(mlp(), None)
+
+
+def test_inputs_of_a_strange_type() -> None:
+    with pytest.raises(pathcond.UnsupportedModelError, match="type str"):
+        pathcond.find_symmetry(mlp(), "batch")
+
+
+def test_inputs_that_the_model_rejects() -> None:
+    with pytest.raises(pathcond.UnsupportedModelError, match="check their shapes"):
+        pathcond.find_symmetry(mlp(), torch.randn(5, 7))
+
+
+def test_inputs_as_tensor_tuple_and_dict() -> None:
+    model = Calls(lambda self, x: self.net(x), net=mlp())
+    model.forward = lambda input: model.net(input)  # a keyword to call it by
+    x = torch.randn(5, 3)
+    assert {pathcond.find_symmetry(model, inputs).num_units for inputs in (x, (x,), [x], {"input": x})} == {4}
+
+
+def test_lazy_modules() -> None:
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"0\.weight of a lazy module"):
+        pathcond.find_symmetry(nn.Sequential(nn.LazyLinear(4)), torch.randn(5, 3))
+
+
+def test_quantised_weights() -> None:
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 3, dtype=torch.int8), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.float().t()
+
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"weight has dtype torch\.int8"):
+        pathcond.find_symmetry(Quantised(), torch.randn(5, 3))
+
+
+def test_control_flow_on_data() -> None:
+    model = Calls(lambda self, x: self.net(x) if x.sum() > 0 else x, net=mlp())
+    with pytest.raises(pathcond.UnsupportedModelError, match="control flow"):
+        pathcond.find_symmetry(model, torch.randn(5, 3))
+
+
+def test_train_mode_with_a_single_sample() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(pathcond.UnsupportedModelError, match="at least two samples"):
+        pathcond.find_symmetry(model, torch.randn(1, 3))
+
+
+def test_layer_drop_is_captured() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        if not self.training or torch.rand([]) >= 0.1:
+            h = h + F.relu(self.b(h))
+        return self.c(h)
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 2))
+    assert pathcond.find_symmetry(model, torch.randn(5, 3)).num_units == 4
+
+
+def test_blocks_under_no_grad_are_inlined() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            table = torch.arange(4.0).cos()
+        return self.b(F.relu(self.a(x)) * table)
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    graph = capture(model, torch.randn(5, 3), training=True)
+    assert [node.op for node in graph.nodes if node.op in ("arange", "cos", "linear")] == ["arange", "cos", "linear", "linear"]
+    assert pathcond.find_symmetry(model, torch.randn(5, 3)).num_units == 4
+
+
+def test_ops_carry_their_place() -> None:
+    graph = capture(mlp(), torch.randn(5, 3), training=False)
+    relu = next(node for node in graph.nodes if node.op == "relu")
+    assert relu.module == "1"
+    assert relu.shape == (5, 4)

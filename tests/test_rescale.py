@@ -1,0 +1,296 @@
+"""Rescaling is exact, all or nothing, and leaves everything else alone."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathcond
+
+from .cases import CASES, Calls, make
+from .zoo import outputs
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def unchanged(model: nn.Module, before: dict[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def random_scales(symmetry: pathcond.Symmetry) -> Tensor:
+    return torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inverse_restores(name: str) -> None:
+    model, inputs = make(name)
+    symmetry = pathcond.find_symmetry(model, inputs, normalization="full")
+    before, log_scales = snapshot(model), random_scales(symmetry)
+    pathcond.rescale_(model, symmetry, log_scales)
+    assert symmetry.num_units == 0 or not unchanged(model, before)
+    pathcond.rescale_(model, symmetry, -log_scales)
+    for key, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, before[key], rtol=1e-12, atol=1e-14)
+
+
+def test_two_rescalings_add_up() -> None:
+    model, inputs = make("resnet")
+    twin = copy.deepcopy(model)
+    symmetry = pathcond.find_symmetry(model, inputs)
+    a, b = random_scales(symmetry) / 2, random_scales(symmetry) / 2
+    pathcond.rescale_(model, symmetry, a)
+    pathcond.rescale_(model, symmetry, b)
+    pathcond.rescale_(twin, symmetry, a + b)
+    for key, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, twin.state_dict()[key], rtol=1e-12, atol=0)
+
+
+def test_verification_writes_what_it_checked() -> None:
+    """Train-mode verification must not leak batch statistics into the model."""
+    model, inputs = make("resnet")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    log_scales = random_scales(symmetry)
+    twin = copy.deepcopy(model)
+    pathcond.rescale_(model, symmetry, log_scales, verify=True)
+    pathcond.rescale_(twin, symmetry, log_scales, verify=False)
+    assert unchanged(model, snapshot(twin))
+
+
+def test_tensors_keep_identity_and_address() -> None:
+    model, inputs = make("resnet")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    before = {name: (id(t), t.data_ptr()) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    pathcond.rescale_(model, symmetry, random_scales(symmetry))
+    assert before == {name: (id(t), t.data_ptr()) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_powers_of_two_are_bitwise_exact(dtype: torch.dtype) -> None:
+    model, inputs = make("vgg_with_flatten")
+    model, inputs = model.to(dtype), inputs.to(dtype)
+    symmetry = pathcond.find_symmetry(model, inputs)
+    before = outputs(model, inputs, training=False)
+    report = pathcond.rescale_(model, symmetry, random_scales(symmetry), round_to_power_of_two=True)
+    assert report.rounded
+    assert report.output_change_eval == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, outputs(model, inputs, training=False), strict=True))
+
+
+def test_rounding_is_the_default_for_half_precision_only() -> None:
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    assert not pathcond.rescale_(model, symmetry, random_scales(symmetry)).rounded
+    model, inputs = model.bfloat16(), inputs.bfloat16()
+    symmetry = pathcond.find_symmetry(model, inputs)
+    assert pathcond.rescale_(model, symmetry, random_scales(symmetry)).rounded
+
+
+def test_gradients_move_along() -> None:
+    """∂L/∂(dθ) = (∂L/∂θ)/d: the moved gradient is the gradient of the moved model."""
+    model, inputs = make("resnet_without_norm")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    model(inputs).square().sum().backward()
+    pathcond.rescale_(model, symmetry, random_scales(symmetry))
+    moved = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model(inputs).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(moved[name], parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("make_optimizer", [
+    lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
+    lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True, eps=1e-30),
+    lambda p: torch.optim.Adagrad(p, 0.01),
+    lambda p: torch.optim.Adadelta(p, 0.01, eps=1e-30),
+])  # fmt: skip
+def test_optimizer_state_moves_along(make_optimizer: object) -> None:
+    """State after a rescaling is the state that the moved gradients would have built up (ε next to 0: it does not scale)."""
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    twin = copy.deepcopy(model)
+    log_scales = torch.randint(-2, 3, (symmetry.num_units,)).double() * torch.tensor(2.0).double().log()
+    pathcond.rescale_(twin, symmetry, log_scales)
+    factors = symmetry.factors(log_scales)
+    first, second = make_optimizer(model.parameters()), make_optimizer(twin.parameters())
+    for _ in range(3):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            twin.get_parameter(name).grad = parameter.grad / factors[name]
+        for optimizer in (first, second):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+            optimizer.step()
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=first)
+    compared = 0
+    for name, parameter in model.named_parameters():
+        for key, value in first.state[parameter].items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                torch.testing.assert_close(value, second.state[twin.get_parameter(name)][key], rtol=1e-12, atol=0)
+                compared += 1
+    assert compared >= len(list(model.parameters()))
+
+
+def test_unknown_optimizer_state_is_an_error_that_offers_a_way_out() -> None:
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    weight = model[0].weight
+    optimizer.state[weight]["curvature"] = torch.ones_like(weight)
+    before = snapshot(model)
+    with pytest.raises(pathcond.RescalingError, match=r"'curvature'.*0\.weight(.|\n)*reset"):
+        pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units), optimizer=optimizer)
+    assert unchanged(model, before)
+    pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units), optimizer=optimizer, optimizer_state="reset")
+    assert not optimizer.state[weight]
+
+
+# -- bad input: a clear error and an untouched model ----------------------------------------------
+
+
+def refusal(model: nn.Module, symmetry: pathcond.Symmetry, log_scales: object, **options: object) -> str:
+    before = snapshot(model)
+    with pytest.raises(pathcond.RescalingError) as error:
+        pathcond.rescale_(model, symmetry, log_scales, **options)
+    after = model.state_dict()
+    assert all(tensor.equal(after[name]) or (tensor != tensor).any() for name, tensor in before.items())
+    return str(error.value)
+
+
+def test_wrong_length() -> None:
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    assert "has 9 units" in refusal(model, symmetry, torch.zeros(8))
+
+
+def test_non_finite_scales_and_weights_are_all_named() -> None:
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    scales = torch.zeros(9)
+    scales[3] = float("nan")
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("inf")
+        model[2].bias[1] = float("nan")
+    message = refusal(model, symmetry, scales)
+    for part in ("log_scales[3] is nan", "0.weight (4, 3)", "2.bias (5,)"):
+        assert part in message
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(("scale", "word"), [(12.0, "overflow"), (-30.0, "underflow")])
+def test_leaving_the_range_of_float16(scale: float, word: str, verify: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).half()
+    symmetry = pathcond.find_symmetry(model, torch.randn(5, 3).half())
+    message = refusal(model, symmetry, torch.full((4,), scale), verify=verify)
+    assert f"{word} torch.float16" in message
+    assert "0.weight (4, 3)" in message
+
+
+def test_a_changed_model() -> None:
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    model[1] = nn.GELU()
+    assert "has changed" in refusal(model, symmetry, torch.zeros(9))
+
+
+def test_a_meta_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to("meta")
+    symmetry = pathcond.find_symmetry(model, torch.randn(5, 3))
+    assert symmetry.num_units == 4
+    with pytest.raises(pathcond.RescalingError, match="meta device"):
+        pathcond.rescale_(model, symmetry, torch.zeros(4))
+
+
+def test_a_variance_that_would_become_negative() -> None:
+    model, inputs = make("batch_norm_mlp")
+    with torch.no_grad():
+        model[1].running_var[2] = 1e-7
+    symmetry = pathcond.find_symmetry(model, inputs)
+    message = refusal(model, symmetry, torch.full((symmetry.num_units,), -3.0))
+    assert "1.running_var[2]" in message
+    assert "log_scale_bounds" in message
+
+
+def test_a_dependence_that_the_graph_does_not_show() -> None:
+    """A hook that is registered after the search adds a constant: verification catches it."""
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    handle = model[0].register_forward_hook(lambda module, args, out: out + 1.0)
+    message = refusal(model, symmetry, torch.ones(9))
+    assert "eval output would change" in message
+    assert handle.id in model[0]._forward_hooks
+
+
+# -- everything else is as before ------------------------------------------------------------------
+
+
+def test_mode_random_state_statistics_and_hooks_are_as_before() -> None:
+    model, inputs = make("resnet")
+    model.train()
+    model[1].eval()
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    hooks = list(model._forward_hooks)
+    before, modes = snapshot(model), [m.training for m in model.modules()]
+    requires = [p.requires_grad for p in model.parameters()]
+    states = torch.get_rng_state(), random.getstate()
+    symmetry = pathcond.find_symmetry(model, inputs)
+    assert unchanged(model, before)
+    pathcond.rescale_(model, symmetry, torch.zeros(symmetry.num_units))
+    with pytest.raises(pathcond.RescalingError):
+        pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), 1e6))
+    assert unchanged(model, before)
+    assert modes == [m.training for m in model.modules()]
+    assert requires == [p.requires_grad for p in model.parameters()]
+    assert hooks == list(model._forward_hooks)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+
+
+def test_dropout_draws_the_same_numbers_before_and_after() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2)).double()
+    symmetry = pathcond.find_symmetry(model, torch.randn(5, 3).double())
+    report = pathcond.rescale_(model, symmetry, random_scales(symmetry))
+    assert report.output_change_train < 1e-12
+
+
+def test_wrapped_models_are_unwrapped() -> None:
+    model, inputs = make("mlp")
+    wrapped = nn.DataParallel(model)
+    symmetry = pathcond.find_symmetry(wrapped, inputs)
+    before = outputs(model, inputs, training=False)
+    pathcond.rescale_(wrapped, symmetry, random_scales(symmetry))
+    compiled = torch.compile(model, backend="eager")
+    assert pathcond.find_symmetry(compiled, inputs).num_units == 9
+    pathcond.rescale_(compiled, symmetry, random_scales(symmetry))
+    torch.testing.assert_close(outputs(model, inputs, training=False), before, rtol=1e-12, atol=1e-12)
+
+
+def test_distributed_data_parallel_is_unwrapped(tmp_path: object) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, inputs = make("mlp")
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        symmetry = pathcond.find_symmetry(wrapped, inputs)
+        assert pathcond.rescale_(wrapped, symmetry, random_scales(symmetry)).output_change_eval < 1e-12
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tied_weights_are_scaled_once() -> None:
+    model = Calls(
+        lambda self, x: self.c(F.relu(self.a(x)) + F.relu(self.b(x))), a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2)
+    ).double()
+    model.b.weight = model.a.weight
+    inputs = torch.randn(5, 3).double()
+    symmetry = pathcond.find_symmetry(model, inputs)
+    assert symmetry.num_units == 4
+    assert "b.weight" not in symmetry.factors(torch.zeros(4))
+    assert pathcond.rescale_(model, symmetry, random_scales(symmetry)).output_change_eval < 1e-12
+    assert model.b.weight is model.a.weight

@@ -1,0 +1,329 @@
+"""The search finds neither more nor fewer symmetries than there are, and says what pins the rest."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+import pathcond
+from pathcond.reference import count_symmetries
+from pathcond.rescale import output_change
+
+from .cases import CASES, Calls, make
+from .zoo import NORMALIZATIONS, outputs, randomise
+
+
+def units(model: nn.Module, inputs: object, **options: object) -> int:
+    return pathcond.find_symmetry(model, inputs, **options).num_units
+
+
+def change(model: nn.Module, inputs: object, symmetry: pathcond.Symmetry, *, training: bool = False) -> float:
+    """Relative change of the outputs under random log-scales, measured by us; the weights are put back."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = outputs(model, inputs, training=training)
+    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False)
+    after = outputs(model, inputs, training=training)
+    model.load_state_dict(state)
+    return output_change(before, after)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_neither_more_nor_fewer(name: str, normalization: str) -> None:
+    model, inputs = make(name)
+    symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
+    assert symmetry.num_units == count_symmetries(model, inputs, normalization=normalization)
+    assert change(model, inputs, symmetry) < 1e-12
+    if normalization == "gain":
+        assert change(model, inputs, symmetry, training=True) < 1e-12
+
+
+@pytest.mark.parametrize(("normalization", "expected"), [("absorb", 4), ("gain", 4), ("full", 8), ("paper", 4)])
+def test_units_of_conv_norm_conv(normalization: str, expected: int) -> None:
+    assert units(*make("conv_bn_conv"), normalization=normalization) == expected
+
+
+GOLDEN = {"resnet18": 4800, "vgg16": 12416, "alexnet": 9344, "squeezenet1_0": 2976}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_hidden_units_of_known_models(name: str) -> None:
+    """Every hidden channel or neuron has a scale under "absorb": the counts of the paper's table where it has them."""
+    import torchvision
+
+    model = torchvision.models.get_model(name, weights=None)
+    assert units(model, torch.randn(2, 3, 64, 64)) == GOLDEN[name]
+
+
+def test_the_oracle_itself() -> None:
+    """A 2-3-3-2 MLP has 6 symmetries; the count would be 11 from a single θ."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    assert count_symmetries(model, torch.randn(4, 2).double()) == 6
+
+
+# -- nothing silently wrong -----------------------------------------------------------------------
+
+
+def network(middle: object, width: int = 4, out: int | None = None) -> tuple[nn.Module, Tensor]:
+    model = Calls(lambda self, x: self.b(middle(self.a(x))), a=nn.Linear(3, width), b=nn.Linear(out or width, 2))
+    return model.double(), torch.randn(6, 3).double()
+
+
+PINNING = {
+    "plus one": (lambda h: F.relu(h) + 1.0, "added"),
+    "relu6": (F.relu6, "clamped"),
+    "pad with ones": (lambda h: F.pad(F.relu(h), (0, 1), value=1.0).cumsum(1), "summed"),
+    "sigmoid": (torch.sigmoid, "sigmoid"),
+    "gelu": (F.gelu, "gelu"),
+    "clamp at one": (lambda h: h.clamp(min=1.0), "clamped"),
+    "hardtanh": (F.hardtanh, "clamped"),
+    "compared with a constant": (lambda h: h * (h > 0.5), "compared"),
+    "unknown op": (lambda h: torch.special.bessel_j0(h), "no rule"),
+    "fractional power": (lambda h: F.relu(h) ** 0.3, "power"),
+    "alpha dropout": (lambda h: F.alpha_dropout(h, 0.3, True), "no rule"),
+}
+
+
+@pytest.mark.parametrize("name", PINNING)
+def test_what_is_not_homogeneous_pins(name: str) -> None:
+    middle, reason = PINNING[name]
+    model, x = network(middle, out=5 if name == "pad with ones" else 4)
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 0
+    pins = [pin for pin in symmetry.pinned if pin.name == "a"]
+    assert pins
+    assert all(reason in pin.reason for pin in pins)
+    assert all(".py:" in pin.line for pin in pins)
+
+
+FREE = {
+    "pad with zeros": lambda h: F.pad(F.relu(h), (0, 1)),
+    "mask of zeros": lambda h: F.relu(h) * torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64),
+    "compared with zero": lambda h: h * (h > 0),
+    "masked fill with zero": lambda h: h.masked_fill(h < 0, 0.0),
+    "where": lambda h: torch.where(h > 0, h, 0.1 * h),
+    "minimum and maximum": lambda h: torch.maximum(h, 0.1 * h) + torch.minimum(h, 0 * h),
+    "written into zeros by cat": lambda h: torch.cat([h.new_zeros(6, 1), F.relu(h)], 1),
+    "einsum": lambda h: torch.einsum("ij->ji", F.relu(h)).t(),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_homogeneous_by_meaning(name: str) -> None:
+    out = 5 if name in ("pad with zeros", "written into zeros by cat") else 4
+    model, x = network(FREE[name], out=out)
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4
+    assert change(model, x, symmetry) < 1e-12
+
+
+def test_a_reshape_whose_sizes_happen_to_match() -> None:
+    """(N, 4, 2, 2) flattened and regrouped as 4 × 4 mixes channels although the number 4 survives."""
+    model = Calls(
+        lambda self, x: self.b(F.relu(self.a(x)).permute(0, 2, 3, 1).reshape(-1, 4, 2, 2)),
+        a=nn.Conv2d(2, 4, 3), b=nn.Conv2d(4, 2, 1),
+    ).double()  # fmt: skip
+    x = torch.randn(3, 2, 4, 4).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == count_symmetries(model, x) == 1
+    assert change(model, x, symmetry) < 1e-12
+
+
+def test_a_zero_buffer_may_change_so_it_pins() -> None:
+    model, x = network(lambda h: F.relu(h))
+    model.register_buffer("offset", torch.zeros(4).double())
+    model._function = lambda self, x: self.b(F.relu(self.a(x)) + self.offset)
+    assert units(model, x) == 0
+
+
+def test_a_norm_whose_statistics_are_read_elsewhere_keeps_them() -> None:
+    model = Calls(
+        lambda self, x: self.b(F.relu(self.bn(self.a(x)))) + self.bn.running_mean[:2],
+        a=nn.Linear(3, 4), bn=nn.BatchNorm1d(4), b=nn.Linear(4, 2),
+    ).double().eval()  # fmt: skip
+    randomise(model)
+    x = torch.randn(6, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 0
+    assert change(model, x, symmetry) == 0
+
+
+def test_a_norm_shared_by_two_branches() -> None:
+    model = Calls(
+        lambda self, x: self.c(F.relu(self.bn(self.a(x))) + F.relu(self.bn(self.b(x)))),
+        a=nn.Linear(3, 4), b=nn.Linear(3, 4), bn=nn.BatchNorm1d(4), c=nn.Linear(4, 2),
+    ).double().eval()  # fmt: skip
+    randomise(model)
+    x = torch.randn(6, 3).double()
+    for normalization in NORMALIZATIONS:
+        symmetry = pathcond.find_symmetry(model, x, normalization=normalization)
+        assert symmetry.num_units == count_symmetries(model, x, normalization=normalization)
+        assert change(model, x, symmetry) < 1e-12
+
+
+def test_writing_in_place_reaches_every_alias() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        view = h[:, :2]
+        view.add_(1.0)
+        return self.b(h)
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+    x = torch.randn(6, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert change(model, x, symmetry) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["parametrize", "weight_norm", "spectral_norm"])
+def test_reparametrised_weights_are_frozen(kind: str) -> None:
+    model, x = network(F.relu)
+    if kind == "parametrize":
+        parametrizations.orthogonal(model.a)
+    elif kind == "spectral_norm":
+        parametrizations.spectral_norm(model.a)
+    else:
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(model.a)
+    model.eval()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 0
+    assert any(pin.name.startswith("a.") for pin in symmetry.pinned)
+    assert change(model, x, symmetry) == 0
+
+
+def test_parameters_that_overlap_in_memory_are_frozen() -> None:
+    model, x = network(F.relu)
+    model.a.bias = nn.Parameter(model.a.weight.detach()[:, 0])
+    symmetry = pathcond.find_symmetry(model, x)
+    assert any("shares memory" in pin.reason for pin in symmetry.pinned)
+    assert symmetry.num_units == 0
+
+
+def test_frozen_parameters_are_scaled_like_any_other() -> None:
+    model, x = network(F.relu)
+    model.a.requires_grad_(False)
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4
+    pathcond.rescale_(model, symmetry, torch.ones(4))
+    assert not model.a.weight.requires_grad
+
+
+def test_zero_weights_do_not_matter() -> None:
+    model, x = network(F.relu)
+    nn.init.zeros_(model.b.weight)
+    assert units(model, x) == 4
+
+
+def test_train_only_heads_are_kept() -> None:
+    def forward(self: nn.Module, x: Tensor) -> object:
+        h = F.relu(self.a(x))
+        return (self.b(h), torch.sigmoid(h[:, :2])) if self.training else self.b(h)
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double().eval()
+    x = torch.randn(6, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 2
+    assert change(model, x, symmetry, training=True) < 1e-12
+
+
+# -- normalization --------------------------------------------------------------------------------
+
+
+def test_train_mode_is_kept_within_the_bounds() -> None:
+    model, x = make("resnet")
+    with torch.no_grad():
+        model[0].weight.mul_(0.02)  # small activations: ε of the first norm matters
+    symmetry = pathcond.find_symmetry(model, x)
+    lower, upper = symmetry.log_scale_bounds(model)
+    assert (lower <= 0).all()
+    assert (upper >= 0).all()
+    assert lower.isfinite().any()
+    free = torch.full((symmetry.num_units,), -4.0, dtype=torch.float64)
+    unsafe = pathcond.rescale_(copy.deepcopy(model), symmetry, free)
+    safe = pathcond.rescale_(copy.deepcopy(model), symmetry, torch.maximum(free, lower))
+    assert unsafe.output_change_train > 1e-2 > safe.output_change_train
+    assert safe.output_change_eval < 1e-9
+
+
+def test_paper_changes_train_mode_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = make("batch_norm_mlp")
+    symmetry = pathcond.find_symmetry(model, x, normalization="paper")
+    report = pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units))
+    assert report.output_change_eval < 1e-9
+    assert report.output_change_train > 0.1
+    assert "eval mode only" in caplog.text
+
+
+def test_approximate_admits_smooth_activations_and_fronts_of_norms() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 2)).double()
+    x = torch.randn(6, 3).double()
+    assert units(model, x) == 0
+    symmetry = pathcond.find_symmetry(model, x, approximate=True)
+    assert symmetry.num_units == 6  # one in front of the norm, five GELU units
+    report = pathcond.rescale_(model, symmetry, torch.full((6,), 0.1), tolerance=1.0)
+    assert 1e-9 < report.output_change_eval < 0.1
+
+
+# -- the Symmetry itself --------------------------------------------------------------------------
+
+
+def test_factors_are_what_rescaling_multiplies_by() -> None:
+    model, x = make("resnet")
+    symmetry = pathcond.find_symmetry(model, x, normalization="full")
+    log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) - 0.5
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    pathcond.rescale_(model, symmetry, log_scales)
+    factors = symmetry.factors(log_scales)
+    assert set(factors) == {name for name, tensor in before.items() if tensor.is_floating_point()}
+    for name, tensor in model.state_dict().items():
+        expected = before[name] * factors[name] if name in factors else before[name]
+        assert factors.get(name, expected).shape == tensor.shape
+        torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=0)
+
+
+def test_groups_name_every_unit_once_and_both_sides() -> None:
+    model, x = make("resnet_without_norm")
+    symmetry = pathcond.find_symmetry(model, x)
+    assert sorted(unit for group in symmetry.groups for unit in group.units) == list(range(symmetry.num_units))
+    stream = symmetry.groups[0]
+    assert stream.name == "0"
+    assert {"0.weight", "2.conv2.weight", "3.conv2.bias"} <= set(stream.multiplied)
+    assert {"2.conv1.weight", "3.conv1.weight", "6.weight"} <= set(stream.divided)
+
+
+def test_the_table_is_readable_and_complete() -> None:
+    model, x = make("regnet")
+    text = str(pathcond.find_symmetry(model, x))
+    assert text.startswith("Symmetry of Calls: ")
+    for word in ("units", "reduce.{weight,bias}", "sigmoid at cases.py:", "is an output of the model"):
+        assert word in text
+
+
+def test_to_dict_is_json() -> None:
+    model, x = make("vit")
+    data = json.loads(json.dumps(pathcond.find_symmetry(model, x).to_dict()))
+    assert data["num_units"] == sum(group["units"] for group in data["groups"])
+    assert {"name", "units", "operation", "module", "line", "reason"} == set(data["pinned"][0])
+
+
+def test_unknown_normalization_is_refused() -> None:
+    with pytest.raises(ValueError, match="'absorb', 'gain', 'full', 'paper'"):
+        pathcond.find_symmetry(*network(F.relu), normalization="batch")
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit", "llama", "shufflenet"])
+def test_the_meta_device_gives_the_same_symmetry(name: str) -> None:
+    model, inputs = make(name)
+    real = pathcond.find_symmetry(model, inputs)
+    meta = pathcond.find_symmetry(copy.deepcopy(model).to("meta"), inputs)
+    assert (meta.num_units, meta.groups) == (real.num_units, real.groups)
+
+
+def test_the_batch_size_does_not_matter() -> None:
+    model, _ = make("regnet")
+    small, large = (pathcond.find_symmetry(model, torch.randn(n, 2, 8, 8).double()) for n in (2, 7))
+    assert (small.num_units, small.groups, small.pinned) == (large.num_units, large.groups, large.pinned)
