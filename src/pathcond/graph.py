@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import UnsupportedModelError
 
@@ -308,7 +308,18 @@ def _read(program: torch.export.ExportedProgram, model: nn.Module, training: boo
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
     # A buffer that forward updates must keep its scale too, so mutated buffers count as outputs.
     outputs = [out for kind, out in zip(kinds, returned, strict=True) if kind is not OutputKind.TOKEN]
-    return Graph(nodes=tuple(nodes), outputs=tuple(outputs), training=training)
+    return Graph(nodes=_alive(nodes, outputs), outputs=tuple(outputs), training=training)
+
+
+def _alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:
+    """Leaves, calls that an output depends on, and calls that write in place."""
+    needed = {leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Node)}
+    for node in reversed(nodes):
+        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        if node in needed or writes:
+            needed.add(node)
+            needed.update(arg for arg in tree_leaves((node.args, node.kwargs)) if isinstance(arg, Node))
+    return tuple(node for node in nodes if node.target is None or node in needed)
 
 
 def _op_name(target: Any) -> str:
