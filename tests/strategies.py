@@ -79,7 +79,7 @@ class RandomNet(nn.Module):
         made = [x]
         for i, step in enumerate(self.steps):
             sources = [made[-1 - s % len(made)] for s in step.sources]
-            layer = self.layers[str(i)] if str(i) in self.layers else None
+            layer = self.layers[str(i)] if str(i) in self.layers else None  # noqa: SIM401  a ModuleDict has no get
             made.append(self._apply_step(step, layer, *sources))
         return self.head(made[-1].mean((2, 3)))
 

@@ -6,6 +6,7 @@ python -m tests.zoo --write docs/zoo.md [--jobs 2] [--only resnet]
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -70,7 +71,8 @@ def torchvision_entries() -> Iterator[Entry]:
     def build(name: str) -> tuple[nn.Module, Tensor]:
         options = {"init_weights": False} if name in TRAIN_ONLY_HEADS else {}
         size = 224 if any(k in name for k in ("vit", "swin")) else 64
-        size = 96 if name in ("alexnet", "inception_v3", "googlenet") or name.startswith("squeezenet") else size
+        size = 96 if name in ("alexnet", "googlenet") or name.startswith("squeezenet") else size
+        size = 299 if name == "inception_v3" else size
         return torchvision.models.get_model(name, weights=None, **options), torch.randn(2, 3, size, size)
 
     for name in torchvision.models.list_models(module=torchvision.models):
@@ -85,7 +87,7 @@ def timm_entries() -> Iterator[Entry]:
         config = model.pretrained_cfg
         channels, height, width = config["input_size"]
         attention = any("attn" in module_name for module_name, _ in model.named_modules())
-        if not (config.get("fixed_input_size") or attention or name.startswith(NEEDS_NATIVE_SIZE) or "s16" in name):
+        if not (config.get("fixed_input_size") or attention or any(part in name for part in NEEDS_NATIVE_SIZE) or "s16" in name):
             height = width = 96
         return model, torch.randn(2, channels, height, width)
 
@@ -163,7 +165,7 @@ def as_double(inputs: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
 
 
-def examine(entry: Entry) -> Result:
+def examine(entry: Entry, device: str = "cpu") -> Result:
     """Rescale a model by random log-scales in [-2, 2] under every normalization, and measure the outputs."""
     result = Result(entry.name)
     torch.manual_seed(0)
@@ -172,6 +174,8 @@ def examine(entry: Entry) -> Result:
         model, inputs = entry.build()
     model, inputs = model.double().eval(), as_double(inputs)
     randomise(model)
+    model = model.to(device)
+    inputs = torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
     result.parameters = sum(p.numel() for p in model.parameters())
     start = time.perf_counter()
     graphs = [capture(model, inputs, training=training) for training in (False, True)]
@@ -189,7 +193,9 @@ def examine(entry: Entry) -> Result:
         result.eval_change[normalization] = output_change(before, outputs(model, inputs, training=False))
         if normalization == "gain" or entry.name.endswith(TRAIN_ONLY_HEADS):
             result.train_change[normalization] = output_change(before_train, outputs(model, inputs, training=True))
-        model.load_state_dict(state)
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(state[name])
     return result
 
 
@@ -204,15 +210,17 @@ def failures(result: Result) -> list[str]:
     return found
 
 
-def _examine_safely(name: str) -> Result:
+def _examine_safely(name: str, device: str) -> Result:
     torch.set_num_threads(1)
     entry = next(e for e in entries() if e.name == name)
     try:
-        return examine(entry)
+        return examine(entry, device)
     except Exception as error:
         return Result(name, error=f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
     finally:
         gc.collect()
+        if device != "cpu":
+            torch.cuda.empty_cache()
 
 
 def table(results: list[Result]) -> str:
@@ -243,6 +251,7 @@ def main() -> int:
     parser.add_argument("--write", help="Markdown file for the table")
     parser.add_argument("--rows", help="JSON-lines file; models that are in it already are not run again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="part of a model's name")
     options = parser.parse_args()
     done: dict[str, Result] = {}
@@ -253,7 +262,7 @@ def main() -> int:
     todo = [name for name in names if name not in done]
     context = torch.multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, maxtasksperchild=4) as pool:
-        for result in pool.imap_unordered(_examine_safely, todo):
+        for result in pool.imap_unordered(functools.partial(_examine_safely, device=options.device), todo):
             done[result.name] = result
             change = max(result.eval_change.values(), default=math.nan)
             print(f"{result.name}: {result.units} {change:.1e} {'; '.join(failures(result))}", flush=True)

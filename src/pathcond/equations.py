@@ -54,7 +54,10 @@ class SolvedScales:
 
     def form(self, label: int) -> Form:
         """The log-scale of a label as {free label: coefficient}; empty means fixed."""
-        root = int(self.root[label])
+        return self.form_of_class(int(self.root[label]))
+
+    def form_of_class(self, root: int) -> Form:
+        """The same for a label that represents its class."""
         if root == FIXED or root in self.causes:
             return {}
         return self.forms.get(root, {root: 1})

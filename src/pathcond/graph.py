@@ -16,6 +16,7 @@ import operator
 import os
 import random
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -130,7 +131,9 @@ def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
 def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Run the body with the model in the given mode; restore every module's mode and all random states."""
     modes = [(module, module.training) for module in model.modules()]
-    python_state, states = random.getstate(), [torch.get_rng_state()]
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")  # only a program that has imported it can draw from it
+    numpy_state = numpy.random.get_state() if numpy is not None else None
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     cuda_states = torch.cuda.get_rng_state_all() if cuda else []
     try:
@@ -140,7 +143,9 @@ def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
         for module, mode in modes:
             module.training = mode
         random.setstate(python_state)
-        torch.set_rng_state(states[0])
+        torch.set_rng_state(torch_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
         if cuda:
             torch.cuda.set_rng_state_all(cuda_states)
 
@@ -179,7 +184,7 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
     args, kwargs = as_call(example_inputs)
     if any(parameter.is_meta for parameter in model.parameters()):
         args, kwargs = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, (args, kwargs))
-    with untouched(model, training=training), warnings.catch_warnings(), _quiet_export():
+    with untouched(model, training=training), warnings.catch_warnings(), _quiet_export(), _momentum_as_number(model):
         warnings.simplefilter("ignore")
         try:
             try:
@@ -200,6 +205,19 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
                 "it; see the full error above, and try torch.export.export(model, inputs, strict=False)."
             ) from error
     return _read(program, model, training)
+
+
+@contextlib.contextmanager
+def _momentum_as_number(model: nn.Module) -> Iterator[None]:
+    """``momentum=None`` averages by a count that export cannot follow; no output depends on it."""
+    cumulative = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.momentum is None]
+    try:
+        for module in cumulative:
+            module.momentum = 0.1
+        yield
+    finally:
+        for module in cumulative:
+            module.momentum = None
 
 
 class _ScalarDrawsAtOneHalf(TorchFunctionMode):

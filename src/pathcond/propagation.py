@@ -32,6 +32,7 @@ from .rules.table import Rule
 logger = logging.getLogger("pathcond")
 
 UNSET = -2
+FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
 NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
@@ -64,7 +65,7 @@ class Known:
     Attributes:
         value: The value, on CPU (possibly a meta tensor).
         buffer: Name, if it is a buffer itself.
-        lasting: False for what comes from floating-point buffers: a zero there may not stay one.
+        lasting: False for what comes from buffers and attributes of modules: a zero there may not stay one.
     """
 
     value: Tensor
@@ -105,6 +106,9 @@ class Propagation:
         equations: All equations so far; shared by the walks over the eval and the train graph.
         scalings: Per parameter and buffer, how it is rescaled; shared likewise.
         frozen: Parameters that may not be rescaled, and why.
+        read_buffers: Buffers that are read as plain tensors somewhere.
+        precision: Machine epsilon of the least precise parameter; what is rounded more coarsely than that is fixed.
+        training: Mode of the graph at work.
         node: The node at work.
     """
 
@@ -114,6 +118,8 @@ class Propagation:
     scalings: dict[str, Scaling] = field(default_factory=dict)
     frozen: dict[str, Cause] = field(default_factory=dict)
     read_buffers: set[str] = field(default_factory=set)
+    precision: float = 0.0
+    training: bool = False
     node: Node = None  # type: ignore[assignment]
 
     # -- the walk ---------------------------------------------------------------------------------
@@ -123,6 +129,7 @@ class Propagation:
         self._env: dict[Node, Any] = {}
         self._aliases: dict[Node, set[Node]] = {}
         self._parameter_shapes = {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
+        self.training = graph.training
         handwritten = find_handwritten(graph)
         for node in graph.nodes:
             self.node = node
@@ -135,7 +142,7 @@ class Propagation:
                 rule = HANDWRITTEN_GAIN
             else:
                 rule = RULES.get(node.op)
-            result = self._compact(self._execute(node, rule))
+            result = self._compact(self._checked(node, self._execute(node, rule)))
             self._env[node] = result
             self._record_aliases(node)
             self._record_mutation(node, result)
@@ -156,8 +163,8 @@ class Propagation:
         value = node.value.detach()
         value = value if value.is_meta else value.cpu().clone()
         if node.op == "buffer":
-            return Known(value, buffer=node.name, lasting=not value.dtype.is_floating_point)
-        return Known(value)
+            return Known(value, buffer=node.name, lasting=False)
+        return Known(value, lasting=node.name.startswith("lifted_tensor"))  # a literal, or an attribute of a module
 
     def _execute(self, node: Node, rule: Rule | None) -> Any:
         arguments = tree_map(lambda a: self._env[a] if isinstance(a, Node) else a, node.bound)
@@ -168,6 +175,8 @@ class Propagation:
         known = [a for a in operands if isinstance(a, Known)]
         if len(known) == len(operands):
             return self._compute(node, arguments, known)
+        if node.op in ("mul", "div") and self._times_constant(node, arguments, known, operands):
+            return arguments["self"]
         reads_input = any(isinstance(a, Labels) for a in operands)
         shape_rule = rule is not None and rule.family.startswith(("Shape", "Look-ups"))
         if rule is None or not (reads_input or shape_rule):
@@ -177,17 +186,39 @@ class Propagation:
             return self._unscaled(node)
         try:
             return rule(self, arguments)
-        except Exception as error:  # an argument that the rule does not foresee: as if there were no rule
+        except FORM_ERRORS as error:  # an argument that the rule does not foresee: as if there were no rule
             logger.info("The rule for %s failed at %s: %s", node.op, node.where, error)
             for operand in operands:
                 self.pin(operand, f"reaches {node.op} in a form that its rule does not cover")
             return self._unscaled(node)
+
+    def _times_constant(self, node: Node, arguments: dict[str, Any], known: list, operands: list) -> bool:
+        """A parameter times a constant (a mask, an equalised learning rate) scales as the parameter does."""
+        weight = arguments["self"]
+        alone = isinstance(weight, Weight) and len(known) + 1 == len(operands)
+        return alone and node.shape == weight.shape and arguments.get("rounding_mode") is None
 
     def _note_buffers(self, node: Node, arguments: dict[str, Any]) -> None:
         """Remember buffers that are read as plain tensors: those cannot follow a scale."""
         statistics = STATISTICS if node.op in NORMS_WITH_STATISTICS else ()
         plain = {name: value for name, value in arguments.items() if name not in statistics}
         self.read_buffers.update(a.buffer for a in tree_leaves(plain) if isinstance(a, Known) and a.buffer is not None)
+
+    def _checked(self, node: Node, result: Any) -> Any:
+        """Labels must fit the result's shape, and its type must be able to carry a scale."""
+        if isinstance(result, (list, tuple)):
+            shapes, dtypes = node.shape, node.dtype
+            return [self._fitting(r, s, d) for r, s, d in zip(result, shapes, dtypes, strict=True)]
+        return self._fitting(result, node.shape, node.dtype)
+
+    def _fitting(self, result: Any, shape: Any, dtype: Any) -> Any:
+        if not isinstance(result, (Labels, Weight)):
+            return result
+        if tuple(result.shape) != shape:
+            self.pin(result, f"passes through {self.node.op} in a form that its rule does not cover")
+            return lb.constant(shape)
+        rounded = not dtype.is_floating_point or torch.finfo(dtype).eps > self.precision
+        return self.pin(result, f"is rounded to {dtype}") if rounded else result
 
     def _compact(self, result: Any) -> Any:
         """Spelled-out labels shrink again where equations have made them equal since."""
@@ -334,14 +365,16 @@ class Propagation:
         A parameter that nothing has used before takes the labels of what it is added to.
         """
         operands = [self.simplified(value) for value in values]
-        traced = [self.labels(v) for v in operands if not self._unused(v)]
-        if not traced:
-            traced, operands = [self.labels(operands[0])], operands[1:]
+        unused = [value for value in operands if self._unused(value)]
+        if len(unused) == len(operands):
+            unused = unused[1:]
+        traced = [self.labels(value) for value in operands if not any(value is weight for weight in unused)]
         result = traced[0]
         for other in traced[1:]:
             result = self._merge_two(result, other, reason)
-        for weight in (v for v in operands if self._unused(v)):
-            result = self._merge_two(result, self._adopt(weight, result), reason)
+        for weight in unused:
+            labels = self._adopt(weight, result) if self._unused(weight) else self.labels(weight)
+            result = self._merge_two(result, labels, reason)
         return result
 
     def _merge_two(self, a: Labels, b: Labels, reason: str) -> Labels:
@@ -495,7 +528,7 @@ class Propagation:
             names = {a.name for a in schema.arguments if a.alias_info is not None}
             bound = node.bound
             may_return_input = "dropout" in node.op
-            sources = [bound[n] for n in names if isinstance(bound.get(n), Node)]
+            sources = [leaf for n in names for leaf in tree_leaves(bound.get(n)) if isinstance(leaf, Node)]
             sources += [node.args[0]] if may_return_input and isinstance(node.args[0], Node) else []
         group = {node}
         for source in sources:
@@ -508,16 +541,15 @@ class Propagation:
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
             return
         written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        for name in written:
-            target = node.bound.get(name)
-            if not isinstance(target, Node):
-                continue
+        targets = [leaf for name in written for leaf in tree_leaves(node.bound.get(name)) if isinstance(leaf, Node)]
+        for target in targets:
             old = self._env[target]
             if isinstance(old, Known) and isinstance(result, Known):
                 if not result.lasting:  # computed for real, on shared memory
                     self._forget_zeros(target)
                 continue
-            if isinstance(old, Labels) and isinstance(result, Labels) and bool((old.ids == result.ids).all()):
+            same_shape = isinstance(old, Labels) and isinstance(result, Labels) and old.shape == result.shape
+            if same_shape and bool((old.ids == result.ids).all()):
                 continue
             others = self._aliases[target] - {target, node}
             leaf = target.target is None
@@ -533,7 +565,7 @@ class Propagation:
         return self.pin(value, f"is written in place by {self.node.op} into memory that is read elsewhere")
 
     def _forget_zeros(self, target: Node) -> None:
-        """What was written from a floating-point buffer may change later: its zeros are not for ever."""
+        """What was written from a buffer may change later: its zeros are not for ever."""
         for member in self._aliases[target]:
             self._env[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self._env[member])
 

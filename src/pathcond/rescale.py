@@ -25,7 +25,7 @@ from .symmetry import Symmetry, fingerprint, scaled_variance
 
 logger = logging.getLogger("pathcond")
 
-CHUNK = 1 << 20  # elements of a large factor that exist at a time
+CHUNK = 1 << 18  # elements that are worked on at a time
 TRAIN_CHANGE_WORTH_SAYING = 1e-2
 
 
@@ -51,27 +51,52 @@ class Factor:
     """The factor of one tensor as a product of two small ones: exp(t[plus]) · exp(−t[minus]).
 
     Attributes:
-        grow, shrink: float64 on the tensor's device; their product broadcasts to the tensor.
+        grow, shrink: float64 on the tensor's device; each broadcasts to the tensor.
     """
 
     grow: Tensor
     shrink: Tensor
 
     def times(self, tensor: Tensor, power: int = 1, out: Tensor | None = None) -> Tensor:
-        """tensor · factor^power, written into ``out`` (a new tensor by default) in slices that fit the cache."""
+        """tensor · factor^power, written into ``out`` (a new tensor by default; may be the tensor itself)."""
         out = torch.empty_like(tensor) if out is None else out
-        if tensor.dim() == 0:
-            return out.copy_(tensor * self._slice(0, 1, power, tensor.dtype, tensor.shape))
-        rows = max(1, CHUNK // max(1, tensor[0].numel())) if len(tensor) else 1
-        for start in range(0, len(tensor), rows):
-            part = slice(start, min(start + rows, len(tensor)))
-            torch.mul(tensor[part], self._slice(part.start, part.stop, power, tensor.dtype, tensor.shape), out=out[part])
+        parts = [part**power for part in (self.grow, self.shrink) if bool((part != 1).any())]
+        flat = tensor.dim() > 0 and tensor.is_contiguous() and out.is_contiguous()
+        if not flat or not all(_one_sided(part) for part in parts):
+            factor = parts[0] * parts[1] if len(parts) == 2 else parts[0] if parts else torch.ones((), device=tensor.device)
+            return torch.mul(tensor, factor.to(tensor.dtype), out=out)
+        # As a matrix every part is a column or a row: slices that fit the cache are read from memory once.
+        source, target = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None], out.view(len(out), -1)
+        vectors = [_as_vector(part, tensor.shape).to(tensor.dtype) for part in parts]
+        rows = max(1, CHUNK // max(1, source.shape[1]))
+        for start in range(0, len(source), rows):
+            piece = source[start : start + rows]
+            for vector in vectors:
+                piece = torch.mul(
+                    piece, vector[start : start + rows] if len(vector) > 1 else vector, out=target[start : start + rows]
+                )
+            if not vectors and out is not tensor:
+                target[start : start + rows].copy_(piece)
         return out
 
-    def _slice(self, start: int, stop: int, power: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        grow, shrink = (f[start:stop] if f.dim() == len(shape) > 0 and f.shape[0] > 1 else f for f in (self.grow, self.shrink))
-        factor = grow * shrink
-        return (factor if power == 1 else factor**power).to(dtype)
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Numbers that the factor is nowhere below and nowhere above."""
+        (low, high), (low2, high2) = (part.aminmax() for part in (self.grow, self.shrink))
+        return float(low * low2), float(high * high2)
+
+
+def _one_sided(part: Tensor) -> bool:
+    """True if a factor varies along the first axis only, or along the others only."""
+    return part.dim() == 0 or part.shape[0] == 1 or part.numel() == part.shape[0]
+
+
+def _as_vector(part: Tensor, shape: torch.Size) -> Tensor:
+    """A one-sided factor of a tensor of the given shape as a column (rows, 1) or a row (1, columns)."""
+    if part.dim() and part.shape[0] == part.numel() > 1:
+        return part.reshape(-1, 1)
+    part = part.reshape([1] * (len(shape) - part.dim()) + list(part.shape))
+    return part.expand(1, *shape[1:]).reshape(1, -1)
 
 
 def rescale_(
@@ -146,11 +171,19 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
     checked = symmetry._checked(log_scales)
     for unit in torch.nonzero(~checked.isfinite()).flatten().tolist()[:5]:
         problems.append(f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite")
-    for name, tensor in tensors.items():
-        # The sum is finite if all elements are (or overflowed, then look closely): one read, no mask.
-        if not tensor.detach().sum().isfinite() and not tensor.detach().isfinite().all():
+    for name, tensor in ((name, tensors[name]) for name in symmetry.scalings):
+        if tensor.is_inference():
+            problems.append(f"{name} was made under torch.inference_mode and cannot be written in place: clone it first")
+        if tensor.grad is not None and not _is_dense(tensor.grad):
+            problems.append(f"the gradient of {name} is sparse or shares memory within itself: call zero_grad() first")
+        low, high = tensor.detach().aminmax() if tensor.numel() else (torch.zeros(()),) * 2  # NaN passes through
+        if not (low.isfinite() and high.isfinite()):
             problems.append(f"{name} {tuple(tensor.shape)} has NaN or infinite values: repair or reload it first")
     _raise(problems)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and all(s > 0 for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
 
 
 def _raise(problems: list[str]) -> None:
@@ -189,11 +222,12 @@ def _refuse_overflow(
     problems = []
     for name, factor in factors.items():
         tensor, range_ = tensors[name].detach(), torch.finfo(tensors[name].dtype)
-        largest, smallest = (factor.grow.max() * factor.shrink.max()).item(), (factor.grow.min() * factor.shrink.min()).item()
+        smallest, largest = factor.bounds
         if not tensor.numel():
             continue
-        risky = float(tensor.abs().max()) * largest > range_.max or smallest < range_.tiny / range_.eps
-        if largest <= range_.max and smallest >= range_.tiny and not risky:
+        peak = max(abs(float(x)) for x in tensor.aminmax())
+        # Nothing can be lost while factors stay this far inside the type's range.
+        if peak * largest <= range_.max and largest <= range_.max and smallest >= 1e-3 and copies is None:
             continue
         moved = copies[name] if copies is not None else factor.times(tensor)
         lost = ((moved == 0) & (tensor != 0)).any()

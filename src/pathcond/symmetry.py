@@ -213,7 +213,13 @@ def symmetry_of(
     model: nn.Module, example_inputs: Any, graphs: Iterable[Graph], *, normalization: Normalization, approximate: bool = False
 ) -> Symmetry:
     """The Symmetry that satisfies all the given graphs of one model (eval and train mode)."""
-    scales = Propagation(normalization=normalization, approximate=approximate, frozen=_untouchable(model))
+    graphs = list(graphs)
+    scales = Propagation(
+        normalization=normalization,
+        approximate=approximate,
+        frozen=_untouchable(model, graphs),
+        precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
+    )
     for graph in graphs:
         scales.run(graph)
     return _assemble(model, example_inputs, scales, scales.equations.solve())
@@ -232,8 +238,8 @@ def fingerprint(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(description).encode()).hexdigest()
 
 
-def _untouchable(model: nn.Module) -> dict[str, Cause]:
-    """Parameters that no rule may rescale: parametrized ones, and tensors that overlap in memory."""
+def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
+    """Parameters that no rule may rescale: parametrized ones, and tensors that overlap in memory with others."""
     names = canonical_names(model)
     frozen: dict[str, Cause] = {}
     for prefix, module in model.named_modules():
@@ -242,8 +248,9 @@ def _untouchable(model: nn.Module) -> dict[str, Cause]:
                 full = f"{prefix}.parametrizations.{name}".lstrip(".")
                 frozen[names[full]] = Cause(None, "is under torch.nn.utils.parametrize")
     spans: list[tuple[int, int, int, str]] = []
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_meta or not tensor.numel() or type(tensor.data) is not Tensor:
+    constants = {n.name: n.value for graph in graphs for n in graph.nodes if n.op == "constant" and n.value is not None}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers(), *constants.items()]:
+        if tensor.is_meta or not tensor.numel() or type(tensor) not in (Tensor, nn.Parameter):
             continue
         reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         spans.append(
@@ -264,7 +271,7 @@ def _untouchable(model: nn.Module) -> dict[str, Cause]:
 
 def _assemble(model: nn.Module, example_inputs: Any, scales: Propagation, solved: SolvedScales) -> Symmetry:
     scalings, classes = _classes(scales, solved)
-    forms = [solved.form(label) for label in classes]
+    forms = [solved.form_of_class(root) for root in classes]
     free = sorted({unit for form in forms for unit in form})
     position = {label: i for i, label in enumerate(free)}
     entries = [(row, position[label], c) for row, form in enumerate(forms) for label, c in form.items()]
@@ -327,34 +334,33 @@ def _rows(combination: Tensor) -> dict[int, list[tuple[int, float]]]:
 
 def _groups(equations: Equations, free: list[int], scalings: dict[str, Scaling], combination: Tensor) -> tuple[UnitGroup, ...]:
     """Units whose labels were made by the same call belong together."""
-    units = torch.tensor(free, dtype=torch.long)
     starts = torch.tensor([start for start, _, _ in equations.origins] or [0])
-    group_of_unit = torch.searchsorted(starts, units, right=True) - 1
-    row_index, unit_index = combination.indices()
-    signs = combination.values()
-    multiplied: dict[int, dict[str, None]] = {}
-    divided: dict[int, dict[str, None]] = {}
+    origin_of_unit = torch.searchsorted(starts, torch.tensor(free, dtype=torch.long), right=True) - 1
+    origins, group_of_unit = torch.unique(origin_of_unit, return_inverse=True)
+    multiplied: list[list[str]] = [[] for _ in origins]
+    divided: list[list[str]] = [[] for _ in origins]
+    (row, unit), coefficients = combination.indices(), combination.values()
+    first_entry = torch.searchsorted(row, torch.arange(combination.shape[0] + 1))
     for name, scaling in scalings.items():
-        for ids, direction in ((scaling.plus, 1), (scaling.minus, -1)):
-            present = torch.zeros(combination.shape[0], dtype=torch.bool)
-            present[ids.flatten().long()] = True
-            hit = present[row_index]
-            for sign, side in ((1, multiplied), (-1, divided)):
-                chosen = hit & (signs * direction * sign > 0)
-                for group in torch.unique(group_of_unit[unit_index[chosen]]).tolist():
-                    side.setdefault(group, {})[name] = None
-    groups = []
-    for group in torch.unique(group_of_unit).tolist():
-        members = tuple(torch.nonzero(group_of_unit == group).flatten().tolist())
-        groups.append(
-            UnitGroup(
-                name=_group_name(equations.origins[group][2]),
-                units=members,
-                multiplied=tuple(multiplied.get(group, ())),
-                divided=tuple(divided.get(group, ())),
-            )
+        for ids, (up, down) in ((scaling.plus, (multiplied, divided)), (scaling.minus, (divided, multiplied))):
+            classes = torch.unique(ids).long()
+            counts = first_entry[classes + 1] - first_entry[classes]
+            offsets = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+            entries = first_entry[classes].repeat_interleave(counts) + offsets
+            for side, chosen in ((up, coefficients[entries] > 0), (down, coefficients[entries] < 0)):
+                for group in torch.unique(group_of_unit[unit[entries[chosen]]]).tolist():
+                    side[group].append(name)
+    order = torch.argsort(group_of_unit, stable=True)
+    members = order.split(torch.bincount(group_of_unit, minlength=len(origins)).tolist())
+    return tuple(
+        UnitGroup(
+            name=_group_name(equations.origins[origin][2]),
+            units=tuple(indices.tolist()),
+            multiplied=tuple(dict.fromkeys(up)),
+            divided=tuple(dict.fromkeys(down)),
         )
-    return tuple(groups)
+        for origin, indices, up, down in zip(origins.tolist(), members, multiplied, divided, strict=True)
+    )
 
 
 def _group_name(origin: Node | None) -> str:

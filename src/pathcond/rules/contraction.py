@@ -8,6 +8,7 @@ them, so their log-scales are equated.
 
 from __future__ import annotations
 
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 from .. import labels as lb
@@ -113,10 +114,8 @@ def addmm(scales: Propagation, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2
 
 @rule("einsum", family=CONTRACTION)
 def einsum(scales: Propagation, equation: str, tensors: Any) -> Labels:
-    terms, _, out = equation.replace(" ", "").partition("->")
-    axes = terms.split(",")
-    repeated = any(len(set(term)) < len(term) for term in axes)
-    if "..." in equation or "->" not in equation or repeated or len(tensors) > 2:
+    axes, out = _spelled_out(equation, [len(scales.shape(tensor)) for tensor in tensors])
+    if len(tensors) > 2 or any(len(set(term)) < len(term) for term in axes):
         for tensor in tensors:
             scales.pin(tensor, f"takes part in einsum {equation!r}, which is not traced")
         return lb.constant(scales.node.shape)
@@ -125,6 +124,20 @@ def einsum(scales: Propagation, equation: str, tensors: Any) -> Labels:
         summed = [i for i, axis in enumerate(axes[0]) if axis not in out]
         return Labels(_arrange(scales.agree(labels, summed).ids, axes[0], out), scales.node.shape)
     return scales.broadcast(contract(scales, tensors[0], axes[0], tensors[1], axes[1], out), scales.node.shape)
+
+
+def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """An einsum equation with the ellipsis as letters and the output written down."""
+    terms, arrow, out = equation.replace(" ", "").partition("->")
+    axes = terms.split(",")
+    hidden = [rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(axes, ranks, strict=True)]
+    spare = [letter for letter in ascii_letters if letter not in equation][: max(hidden)]
+    ellipsis = "".join(spare)
+    axes = [term.replace("...", ellipsis[len(ellipsis) - count :]) for term, count in zip(axes, hidden, strict=True)]
+    if not arrow:
+        joined = "".join(axes)
+        out = ellipsis + "".join(sorted(a for a in set(joined) if joined.count(a) == 1 and a not in ellipsis))
+    return axes, out.replace("...", ellipsis)
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",

@@ -52,7 +52,7 @@ def total(scales: Propagation, x: Any, other: Any, end: Any, weight: Any) -> Lab
     if end is not None:
         scales.pin(weight, "is an interpolation weight")
         other = end
-    return scales.merge(x, other, reason="is added to something that has no scale")
+    return scales.broadcast(scales.merge(x, other, reason="is added to something that has no scale"), scales.node.shape)
 
 
 @rule("addcmul", "addcdiv", family=SUMS)
@@ -64,7 +64,8 @@ def add_product(scales: Propagation, x: Any, tensor1: Any, tensor2: Any) -> Labe
 @rule("where", family=SUMS)
 def where(scales: Propagation, condition: Any, self: Any, other: Any) -> Labels:
     scales.pin(condition, "decides a where")
-    return scales.merge(self, other, reason="is an alternative to something that has no scale")
+    merged = scales.merge(self, other, reason="is an alternative to something that has no scale")
+    return scales.broadcast(merged, scales.node.shape)
 
 
 @rule("masked_fill", family=SUMS)
@@ -134,8 +135,15 @@ def full(scales: Propagation, fill_value: Any) -> Labels:
 
 
 @rule("ones_like", "new_ones", "empty_like", "new_empty", "rand_like", "randn_like", "randint_like", "new_empty_strided",
-      "bernoulli", "uniform", "normal", "exponential", "random", family=NO_SCALE)  # fmt: skip
+      "uniform", "exponential", "random", family=NO_SCALE)  # fmt: skip
 def unscaled(scales: Propagation) -> Labels:
+    return constant(scales.node.shape)
+
+
+@rule("bernoulli", "normal", "poisson", "multinomial", family=NONLINEAR)
+def draw(scales: Propagation, x: Any, p: Any, mean: Any, std: Any) -> Labels:
+    for operand in (x, p, mean, std):
+        scales.pin(operand, "is a parameter of a random draw")
     return constant(scales.node.shape)
 
 

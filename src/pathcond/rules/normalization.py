@@ -34,12 +34,14 @@ BEHIND_FREE = ("gain", "full")
 
 
 @rule("batch_norm", "cudnn_batch_norm", family=NORMALIZATION)
-def batch_norm(scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float) -> Labels:
+def batch_norm(
+    scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float, training: bool
+) -> Labels:
     x = scales.labels(input)
     per_channel = scales.agree(x, [axis for axis in range(len(x.shape)) if axis != 1])
     per_channel = Labels(per_channel.ids.clamp(min=FIXED), x.shape)  # a channel of zeros does not stay zero behind μ and β
     channels = per_channel.along([1]).flatten()
-    tracked = scales.is_buffer(running_mean) and scales.is_buffer(running_var)
+    tracked = scales.is_buffer(running_mean) and scales.is_buffer(running_var) and not (training and not scales.training)
     tail = (-1, *[1] * (len(x.shape) - 2))
     if not tracked:
         scales.pin(per_channel, "feeds a normalization without running statistics")
@@ -58,10 +60,10 @@ def batch_norm(scales: Propagation, input: Any, weight: Any, bias: Any, running_
 
 @rule("instance_norm", family=NORMALIZATION)
 def instance_norm(
-    scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float
+    scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float, use_input_stats: bool
 ) -> Labels:
-    if scales.is_buffer(running_mean):
-        return batch_norm(scales, input, weight, bias, running_mean, running_var, eps)
+    if running_mean is not None:
+        return batch_norm(scales, input, weight, bias, running_mean, running_var, eps, use_input_stats)
     x = scales.labels(input)
     _in_front(scales, x, range(2, len(x.shape)))
     return _behind(scales, x.shape, weight, bias, (-1, *[1] * (len(x.shape) - 2)))
