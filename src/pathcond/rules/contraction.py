@@ -90,7 +90,7 @@ def linear(scales: Propagation, input: Any, weight: Any, bias: Any) -> Labels:
     return _with_bias(scales, contract(scales, input, lead + "i", weight, "oi", lead + "o"), bias)
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "__matmul__", family=CONTRACTION)
+@rule("matmul", "mm", "bmm", "mv", "dot", family=CONTRACTION)
 def matmul(scales: Propagation, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any) -> Labels:
     right = next(operand for operand in (other, mat2, vec, tensor) if operand is not None)
     return scales.broadcast(_matmul(scales, x, right), scales.node.shape)

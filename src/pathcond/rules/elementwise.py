@@ -115,7 +115,7 @@ def smooth(scales: Propagation, x: Any) -> Labels:
 
 
 @rule("sigmoid", "tanh", "softmax", "_softmax", "log_softmax", "_log_softmax", "hardsigmoid", "exp", "expm1", "log", "log1p",
-      "log_sigmoid", "sin", "cos", "erf", "round", "floor", "ceil", "logsumexp", "logical_not", "softsign", "tanhshrink",
+      "log_sigmoid", "sin", "cos", "erf", "round", "floor", "ceil", "logsumexp", "logical_not",
       "softshrink", "hardshrink", "atan", "floor_divide", "remainder", "glu", family=NONLINEAR)  # fmt: skip
 def nonlinear(scales: Propagation, x: Any, other: Any) -> Labels:
     scales.pin(other, f"passes through {scales.node.op}, which is not homogeneous")

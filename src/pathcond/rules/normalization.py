@@ -129,7 +129,7 @@ class HandwrittenNorms:
 
 
 ROOTS = ("rsqrt", "sqrt")
-CASTS = ("to", "_to_copy", "type_as", "float", "clone", "contiguous", "alias")
+CASTS = ("to", "_to_copy", "type_as", "clone", "contiguous", "alias")
 
 
 def find_handwritten(graph: Graph) -> HandwrittenNorms:

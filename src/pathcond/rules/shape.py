@@ -31,8 +31,8 @@ def reshape(scales: Propagation, x: Any, dtype: Any) -> Any:
     return scales.through_reshape(x)
 
 
-@rule("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy", "lift", "to", "_to_copy", "type_as", "float",
-      "double", "half", "bfloat16", "conj", "resolve_conj", "resolve_neg", "identity", family=SHAPE)  # fmt: skip
+@rule("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy", "lift", "to", "_to_copy", "type_as",
+      "conj", "resolve_conj", "resolve_neg", family=SHAPE)  # fmt: skip
 def same(scales: Propagation, x: Any) -> Any:
     dtype = scales.node.dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
