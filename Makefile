@@ -15,8 +15,9 @@ test: $(READY) lint  ## Linters, type checker, unit and model tests
 test-all: $(READY) lint  ## The same with the whole model collection
 	$(PYTHON) -m pytest -n 2
 
-zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md
-	$(PYTHON) -m tests.zoo --write docs/zoo.md
+DEVICE ?= cpu
+zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md (DEVICE=cuda is quicker)
+	$(PYTHON) -m tests.zoo --device $(DEVICE) --rows zoo.jsonl --write docs/zoo.md
 
 bench: $(READY)  ## Speed and memory beside naive implementations; writes benchmarks/results.json
 	$(PYTHON) -m benchmarks.symmetry

@@ -7,8 +7,8 @@ from .zoo import Entry, entries, examine, failures
 QUICK = """
 torchvision:alexnet torchvision:squeezenet1_1 torchvision:resnet18 torchvision:mobilenet_v2
 torchvision:mobilenet_v3_small torchvision:shufflenet_v2_x0_5 torchvision:mnasnet0_5 torchvision:googlenet
-torchvision:regnet_y_400mf torchvision:efficientnet_b0 torchvision:convnext_tiny torchvision:densenet121
-torchvision:inception_v3 timm:test_resnet timm:test_vit timm:test_vit2 timm:test_efficientnet
+torchvision:regnet_y_400mf 
+timm:test_resnet timm:test_vit timm:test_vit2 timm:test_efficientnet
 timm:test_byobnet timm:test_convnext timm:test_convnext3 timm:test_nfnet timm:test_mambaout timm:lcnet_035
 timm:mobilenetv3_small_050 timm:ghostnet_050 timm:regnetx_002 timm:repvgg_a0 timm:ese_vovnet19b_slim_dw
 timm:hardcorenas_a timm:resnet10t timm:efficientvit_m0 timm:starnet_s050 timm:mobilevit_xxs

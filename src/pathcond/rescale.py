@@ -25,7 +25,6 @@ from .symmetry import Symmetry, fingerprint, scaled_variance
 
 logger = logging.getLogger("pathcond")
 
-CHUNK = 1 << 18  # elements that are worked on at a time
 TRAIN_CHANGE_WORTH_SAYING = 1e-2
 
 
@@ -48,42 +47,32 @@ class Rescaling:
 
 @dataclass(frozen=True)
 class Factor:
-    """The factor of one tensor as a product of two small ones: exp(t[plus]) · exp(−t[minus]).
+    """The factor of one tensor as a product of small ones: exp(t[plus]) and exp(−t[minus]), whichever are not 1.
 
     Attributes:
-        grow, shrink: float64 on the tensor's device; each broadcasts to the tensor.
+        parts: One or two float64 tensors on the tensor's device; each broadcasts to the tensor.
     """
 
-    grow: Tensor
-    shrink: Tensor
+    parts: tuple[Tensor, ...]
 
     def times(self, tensor: Tensor, power: int = 1, out: Tensor | None = None) -> Tensor:
         """tensor · factor^power, written into ``out`` (a new tensor by default; may be the tensor itself)."""
         out = torch.empty_like(tensor) if out is None else out
-        parts = [part**power for part in (self.grow, self.shrink) if bool((part != 1).any())]
+        parts = self.parts if power == 1 else tuple(part**power for part in self.parts)
         flat = tensor.dim() > 0 and tensor.is_contiguous() and out.is_contiguous()
         if not flat or not all(_one_sided(part) for part in parts):
-            factor = parts[0] * parts[1] if len(parts) == 2 else parts[0] if parts else torch.ones((), device=tensor.device)
-            return torch.mul(tensor, factor.to(tensor.dtype), out=out)
-        # As a matrix every part is a column or a row: slices that fit the cache are read from memory once.
-        source, target = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None], out.view(len(out), -1)
-        vectors = [_as_vector(part, tensor.shape).to(tensor.dtype) for part in parts]
-        rows = max(1, CHUNK // max(1, source.shape[1]))
-        for start in range(0, len(source), rows):
-            piece = source[start : start + rows]
-            for vector in vectors:
-                piece = torch.mul(
-                    piece, vector[start : start + rows] if len(vector) > 1 else vector, out=target[start : start + rows]
-                )
-            if not vectors and out is not tensor:
-                target[start : start + rows].copy_(piece)
+            return torch.mul(tensor, math.prod(parts[1:], start=parts[0]).to(tensor.dtype), out=out)
+        # As a matrix every part is a column or a row, which multiplies at the speed of memory.
+        source, target = tensor.view(len(tensor), -1), out.view(len(out), -1)
+        for part in parts:
+            source = torch.mul(source, _as_vector(part, tensor.shape).to(tensor.dtype), out=target)
         return out
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Numbers that the factor is nowhere below and nowhere above."""
-        (low, high), (low2, high2) = (part.aminmax() for part in (self.grow, self.shrink))
-        return float(low * low2), float(high * high2)
+        extremes = [part.aminmax() for part in self.parts]
+        return math.prod(float(low) for low, _ in extremes), math.prod(float(high) for _, high in extremes)
 
 
 def _one_sided(part: Tensor) -> bool:
@@ -132,14 +121,14 @@ def rescale_(
     start = time.perf_counter()
     model = unwrap(model)
     tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in symmetry.shapes}
-    _refuse_unusable(model, symmetry, log_scales, tensors)
+    peaks = _refuse_unusable(model, symmetry, log_scales, tensors)
     low_precision = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     rounded = low_precision if round_to_power_of_two is None else round_to_power_of_two
     t = symmetry.class_log_scales(_rounded(log_scales) if rounded else log_scales)
     factors, new_variances = _plan(symmetry, t, tensors)
     with torch.no_grad():
         copies = {name: factor.times(tensors[name].detach()) for name, factor in factors.items()} if verify else None
-        _refuse_overflow(factors, new_variances, tensors, copies)
+        _refuse_overflow(factors, new_variances, tensors, peaks, copies)
         moves = transport(optimizer, optimizer_state, model, factors) if optimizer is not None else []
         change_eval = change_train = None
         if copies is not None:
@@ -159,7 +148,8 @@ def _rounded(log_scales: Tensor) -> Tensor:
     return (torch.as_tensor(log_scales).double() / math.log(2)).round() * math.log(2)
 
 
-def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, tensors: dict[str, Tensor]) -> None:
+def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, tensors: dict[str, Tensor]) -> dict[str, float]:
+    """Raise if the model or the log-scales cannot be used; returns the largest absolute value of every tensor to scale."""
     if any(t.is_meta for t in tensors.values()):
         raise RescalingError("The model is on the meta device and has no weights: load them first, then rescale.")
     if fingerprint(model) != symmetry.fingerprint:
@@ -171,15 +161,24 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
     checked = symmetry._checked(log_scales)
     for unit in torch.nonzero(~checked.isfinite()).flatten().tolist()[:5]:
         problems.append(f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite")
-    for name, tensor in ((name, tensors[name]) for name in symmetry.scalings):
+    peaks = dict(zip(symmetry.scalings, _largest([tensors[name] for name in symmetry.scalings]), strict=True))
+    for name, peak in peaks.items():
+        tensor = tensors[name]
         if tensor.is_inference():
             problems.append(f"{name} was made under torch.inference_mode and cannot be written in place: clone it first")
         if tensor.grad is not None and not _is_dense(tensor.grad):
             problems.append(f"the gradient of {name} is sparse or shares memory within itself: call zero_grad() first")
-        low, high = tensor.detach().aminmax() if tensor.numel() else (torch.zeros(()),) * 2  # NaN passes through
-        if not (low.isfinite() and high.isfinite()):
+        if not math.isfinite(peak):
             problems.append(f"{name} {tuple(tensor.shape)} has NaN or infinite values: repair or reload it first")
     _raise(problems)
+    return peaks
+
+
+def _largest(tensors: list[Tensor]) -> list[float]:
+    """The largest absolute value of each tensor; NaN if it holds one."""
+    filled = [t.detach() if t.numel() else torch.zeros(1) for t in tensors]
+    peaks = [torch.maximum(t.amax(), -t.amin()).double().cpu() for t in filled]
+    return torch.stack(peaks).tolist() if peaks else []
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -194,16 +193,16 @@ def _raise(problems: list[str]) -> None:
 def _plan(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
     """The factors to apply, and the running variances to set; tensors whose factor is 1 are left out."""
     factors, variances = {}, {}
+    grow, shrink, moves = _exp(t), _exp(-t), t != 0
     for name, scaling in symmetry.scalings.items():
-        tensor = tensors[name]
-        grow, shrink = t[scaling.plus.long()], -t[scaling.minus.long()]
-        if not grow.any() and not shrink.any():
-            continue
-        if scaling.epsilon is None:
-            factors[name] = Factor(*(_exp(part).to(tensor.device) for part in (grow, shrink)))
-        else:
-            moved = scaled_variance(tensor.detach().cpu(), grow, scaling.epsilon)
+        tensor, plus, minus = tensors[name], scaling.plus.long(), scaling.minus.long()
+        if scaling.epsilon is not None:
+            moved = scaled_variance(tensor.detach().cpu(), t[plus], scaling.epsilon)
             variances[name] = moved.to(tensor.device, tensor.dtype)
+            continue
+        parts = [scale[ids].to(tensor.device) for scale, ids in ((grow, plus), (shrink, minus)) if bool(moves[ids].any())]
+        if parts:
+            factors[name] = Factor(tuple(parts))
     return factors, variances
 
 
@@ -216,7 +215,11 @@ def _exp(log_scales: Tensor) -> Tensor:
 
 
 def _refuse_overflow(
-    factors: dict[str, Factor], variances: dict[str, Tensor], tensors: dict[str, Tensor], copies: dict[str, Tensor] | None
+    factors: dict[str, Factor],
+    variances: dict[str, Tensor],
+    tensors: dict[str, Tensor],
+    peaks: dict[str, float],
+    copies: dict[str, Tensor] | None,
 ) -> None:
     """Refuse factors that leave the range of a parameter's type, and variances that would become negative."""
     problems = []
@@ -225,9 +228,8 @@ def _refuse_overflow(
         smallest, largest = factor.bounds
         if not tensor.numel():
             continue
-        peak = max(abs(float(x)) for x in tensor.aminmax())
-        # Nothing can be lost while factors stay this far inside the type's range.
-        if peak * largest <= range_.max and largest <= range_.max and smallest >= 1e-3 and copies is None:
+        # Without a copy to look at: nothing is lost while factors stay this far inside the type's range.
+        if copies is None and max(peaks[name], 1.0) * largest <= range_.max and smallest >= 1e-3:
             continue
         moved = copies[name] if copies is not None else factor.times(tensor)
         lost = ((moved == 0) & (tensor != 0)).any()

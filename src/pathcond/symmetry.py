@@ -75,6 +75,26 @@ class Pinned:
         return f"{subject} {self.reason} [{self.operation}{' at ' + place if place else ''}]"
 
 
+@dataclass(frozen=True)
+class Combination:
+    """Classes of equal log-scales as integer combinations of units: a sparse matrix, entries sorted by class.
+
+    Attributes:
+        classes, units: (entries,) positions.
+        coefficients: (entries,) float64, integer-valued.
+        num_classes: Rows of the matrix.
+    """
+
+    classes: Tensor
+    units: Tensor
+    coefficients: Tensor
+    num_classes: int
+
+    def __matmul__(self, log_scales: Tensor) -> Tensor:
+        terms = self.coefficients * log_scales[self.units]
+        return torch.zeros(self.num_classes, dtype=torch.float64).index_add_(0, self.classes, terms)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Symmetry:
     """All rescalings that leave a model's function unchanged: θ_i → θ_i · exp(Σ_h K_ih t_h).
@@ -97,14 +117,14 @@ class Symmetry:
     example_inputs: Any = field(repr=False)
     fingerprint: str = field(repr=False)
     scalings: dict[str, Scaling] = field(repr=False)  # labels are positions in the classes of `combination`
-    combination: Tensor = field(repr=False)  # sparse (num_classes, num_units), integer-valued float64
+    combination: Combination = field(repr=False)
     dtypes: dict[str, torch.dtype] = field(repr=False)
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     variances: dict[str, Tensor] = field(repr=False)
 
     def class_log_scales(self, log_scales: Tensor) -> Tensor:
         """t of every class of equal log-scales, (num_classes,) float64, from the units' (num_units,)."""
-        return torch.mv(self.combination, self._checked(log_scales))
+        return self.combination @ self._checked(log_scales)
 
     def factors(self, log_scales: Tensor) -> dict[str, Tensor]:
         """The factor of every parameter and floating-point buffer, by name, in its own shape (float64).
@@ -275,12 +295,10 @@ def _assemble(model: nn.Module, example_inputs: Any, scales: Propagation, solved
     free = sorted({unit for form in forms for unit in form})
     position = {label: i for i, label in enumerate(free)}
     entries = [(row, position[label], c) for row, form in enumerate(forms) for label, c in form.items()]
-    combination = torch.sparse_coo_tensor(
-        torch.tensor([[row for row, _, _ in entries], [unit for _, unit, _ in entries]], dtype=torch.long).view(2, -1),
-        torch.tensor([c for _, _, c in entries], dtype=torch.float64),
-        (len(classes), len(free)),
-        check_invariants=False,
-    ).coalesce()
+    rows, units, coefficients = (
+        (torch.tensor(column) for column in zip(*entries, strict=True)) if entries else (torch.empty(0),) * 3
+    )
+    combination = Combination(rows.long(), units.long(), coefficients.double(), len(classes))
     floating = {
         name: tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.dtype.is_floating_point
     }
@@ -324,23 +342,23 @@ def _classes(scales: Propagation, solved: SolvedScales) -> tuple[dict[str, Scali
     return renumbered, classes.tolist()
 
 
-def _rows(combination: Tensor) -> dict[int, list[tuple[int, float]]]:
+def _rows(combination: Combination) -> dict[int, list[tuple[int, float]]]:
     rows: dict[int, list[tuple[int, float]]] = {}
-    (row, column), values = combination.indices().tolist(), combination.values().tolist()
-    for r, c, value in zip(row, column, values, strict=True):
-        rows.setdefault(r, []).append((c, value))
+    entries = (combination.classes, combination.units, combination.coefficients)
+    for row, unit, coefficient in zip(*(column.tolist() for column in entries), strict=True):
+        rows.setdefault(row, []).append((unit, coefficient))
     return rows
 
 
-def _groups(equations: Equations, free: list[int], scalings: dict[str, Scaling], combination: Tensor) -> tuple[UnitGroup, ...]:
+def _groups(equations: Equations, free: list[int], scalings: dict[str, Scaling], combination: Combination) -> tuple[UnitGroup, ...]:
     """Units whose labels were made by the same call belong together."""
     starts = torch.tensor([start for start, _, _ in equations.origins] or [0])
     origin_of_unit = torch.searchsorted(starts, torch.tensor(free, dtype=torch.long), right=True) - 1
     origins, group_of_unit = torch.unique(origin_of_unit, return_inverse=True)
     multiplied: list[list[str]] = [[] for _ in origins]
     divided: list[list[str]] = [[] for _ in origins]
-    (row, unit), coefficients = combination.indices(), combination.values()
-    first_entry = torch.searchsorted(row, torch.arange(combination.shape[0] + 1))
+    unit, coefficients = combination.units, combination.coefficients
+    first_entry = torch.searchsorted(combination.classes, torch.arange(combination.num_classes + 1))
     for name, scaling in scalings.items():
         for ids, (up, down) in ((scaling.plus, (multiplied, divided)), (scaling.minus, (divided, multiplied))):
             classes = torch.unique(ids).long()
