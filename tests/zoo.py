@@ -250,7 +250,7 @@ def table(results: list[Result]) -> str:
         "",
         f"Of {len(results)} models {within} keep their eval outputs to 1e-9 under every value, and their train-mode outputs",
         f"under `gain` (those with train-only heads too). {marked} more, marked with *, amplify rounding: disturbing the last bit",
-        "of the weights alone changes the outputs by the figure in brackets; the rescaling changes them by at most four times that.",
+        "of the weights alone changes the outputs by the figure in brackets; a rescaling by at most four times that.",
         "",
         "| model | parameters | units absorb | gain | full | paper | largest change | capture s | search s |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",

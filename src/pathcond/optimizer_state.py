@@ -12,15 +12,13 @@ would have built up:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .errors import RescalingError
-
-if TYPE_CHECKING:
-    from .rescale import Factor
+from .factor import Factor
 
 POWERS = {
     "momentum_buffer": -1,

@@ -1,20 +1,10 @@
-"""Graph -> equations: follow the labels of all activations through one graph, rule by rule.
-
-Values in flight are of three kinds:
-
-    Labels    a tensor that depends on the inputs, or on parameters through shape ops
-    Weight    a parameter, or a view of one, that no op has consumed yet
-    Known     a tensor that depends on neither; it is computed for real
-
-A parameter's factor is exp(t[plus] − t[minus]). Its first use decides ``plus`` and ``minus``; every further use
-must ask for the same factor, which becomes an equation.
-"""
+"""Graph -> equations: follow the labels of all activations through one graph, rule by rule."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,119 +12,42 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import labels as lb
-from .equations import Cause, Equations
 from .graph import Graph, Node
-from .labels import ANY, Labels
+from .labels import Labels
 from .rules import RULES
 from .rules.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
 from .rules.table import Rule
+from .scales import Scales
+from .values import Known, UnknownNumber, Weight
 
 logger = logging.getLogger("pathcond")
 
-UNSET = -2
-FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
 NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
+FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
-MAX_ELEMENTWISE = 1 << 20  # parameters larger than this get no label per element
+DRAWS = torch.Tag.nondeterministic_seeded
 
 HANDWRITTEN_EPSILON = Rule(handwritten_epsilon, "", ("x",))
 HANDWRITTEN_GAIN = Rule(handwritten_gain, "", ("x", "other"))
-SEE_THROUGH_RANDOM = torch.Tag.nondeterministic_seeded
 
 
-@dataclass(frozen=True)
-class Weight:
-    """A parameter or a view of one.
-
-    Attributes:
-        name: The parameter's qualified name.
-        shape: Shape of the view.
-        index: Position in the flattened parameter of every element of the view; None for the parameter itself.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    index: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Known:
-    """A tensor whose value depends on neither inputs nor parameters.
-
-    Attributes:
-        value: The value, on CPU (possibly a meta tensor).
-        buffer: Name, if it is a buffer itself.
-        lasting: False for what comes from buffers and attributes of modules: a zero there may not stay one.
-    """
-
-    value: Tensor
-    buffer: str | None = None
-    lasting: bool = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.value.shape)
-
-
-class UnknownNumber:
-    """A Python number that depends on data (``.item()``); it carries no scale."""
-
-
-@dataclass
-class Scaling:
-    """How one parameter or buffer is rescaled: by exp(t[plus] − t[minus]).
-
-    Attributes:
-        shape: Shape of the parameter.
-        plus, minus: int32 labels that broadcast to ``shape``.
-        epsilon: For a running variance, which follows λ²(var + ε) − ε with log λ = t[plus]; else None.
-    """
-
-    shape: tuple[int, ...]
-    plus: Tensor
-    minus: Tensor
-    epsilon: float | None = None
-
-
-@dataclass
-class Propagation:
-    """One walk over one graph. Rules read and write it under the name ``scales``.
-
-    Attributes:
-        normalization, approximate: The user's choices.
-        equations: All equations so far; shared by the walks over the eval and the train graph.
-        scalings: Per parameter and buffer, how it is rescaled; shared likewise.
-        frozen: Parameters that may not be rescaled, and why.
-        read_buffers: Buffers that are read as plain tensors somewhere.
-        precision: Machine epsilon of the least precise parameter; what is rounded more coarsely than that is fixed.
-        training: Mode of the graph at work.
-        node: The node at work.
-    """
-
-    normalization: str
-    approximate: bool
-    equations: Equations = field(default_factory=Equations)
-    scalings: dict[str, Scaling] = field(default_factory=dict)
-    frozen: dict[str, Cause] = field(default_factory=dict)
-    read_buffers: set[str] = field(default_factory=set)
-    precision: float = 0.0
-    training: bool = False
-    node: Node = None  # type: ignore[assignment]
+class Propagation(Scales):
+    """Walks over graphs of one model, each adding its equations. Rules see it as ``scales``."""
 
     # -- the walk ---------------------------------------------------------------------------------
 
     def run(self, graph: Graph) -> None:
         """Walk the graph in order; outputs are fixed at the end."""
-        self._env: dict[Node, Any] = {}
+        self.values = {}
         self._aliases: dict[Node, set[Node]] = {}
-        self._parameter_shapes = {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
+        self.parameter_shapes = {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
         self.training = graph.training
         handwritten = find_handwritten(graph)
         for node in graph.nodes:
             self.node = node
             if node.target is None:
-                self._env[node] = self._leaf(node)
+                self.values[node] = self._leaf(node)
                 continue
             if node in handwritten.epsilon_sums:
                 rule: Rule | None = HANDWRITTEN_EPSILON
@@ -143,13 +56,13 @@ class Propagation:
             else:
                 rule = RULES.get(node.op)
             result = self._compact(self._checked(node, self._execute(node, rule)))
-            self._env[node] = result
+            self.values[node] = result
             self._record_aliases(node)
             self._record_mutation(node, result)
         self.node = Node(name="output", op="output")
         for output in tree_leaves(graph.outputs):
             if isinstance(output, Node):
-                self.pin(self._env[output], "is an output of the model")
+                self.pin(self.values[output], "is an output of the model")
                 self.read_buffers.update({output.name} if output.op == "buffer" else ())
         for name in self.read_buffers & self.scalings.keys():
             self._freeze(name, "is read as a plain tensor too")
@@ -167,7 +80,7 @@ class Propagation:
         return Known(value, lasting=node.name.startswith("lifted_tensor"))  # a literal, or an attribute of a module
 
     def _execute(self, node: Node, rule: Rule | None) -> Any:
-        arguments = tree_map(lambda a: self._env[a] if isinstance(a, Node) else a, node.bound)
+        arguments = tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, node.bound)
         if node.op == "getitem":
             return arguments["0"][arguments["1"]]
         self._note_buffers(node, arguments)
@@ -233,7 +146,7 @@ class Propagation:
     def _compute(self, node: Node, arguments: dict[str, Any], operands: Sequence[Known]) -> Any:
         """Execute an op on known values; where that is impossible its result is an unknown without scale."""
         tags = getattr(node.target, "tags", ())
-        if SEE_THROUGH_RANDOM in tags or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
+        if DRAWS in tags or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
             return self._unscaled(node)
         if any(a.value.is_meta for a in operands):
             return self._unscaled(node)
@@ -251,271 +164,6 @@ class Propagation:
         if isinstance(node.shape, list):
             return [lb.constant(shape) if isinstance(shape, tuple) else None for shape in node.shape]
         return lb.constant(node.shape) if isinstance(node.shape, tuple) else UnknownNumber()
-
-    # -- values -----------------------------------------------------------------------------------
-
-    def shape(self, value: Any) -> tuple[int, ...]:
-        return value.shape
-
-    def is_weight(self, value: Any) -> bool:
-        return isinstance(value, Weight)
-
-    def is_buffer(self, value: Any) -> bool:
-        return isinstance(value, Known) and value.buffer is not None
-
-    def value(self, value: Any) -> Tensor | None:
-        """The value of a known tensor, None for anything else."""
-        return value.value if isinstance(value, Known) and not value.value.is_meta else None
-
-    def simplified(self, value: Any) -> Any:
-        """A frozen parameter is a constant."""
-        if isinstance(value, Weight) and value.name in self.frozen:
-            return lb.constant(value.shape)
-        return value
-
-    def labels(self, value: Any) -> Labels:
-        """The labels of any operand; a number is a constant, a parameter gets one label per element."""
-        if isinstance(value, Labels):
-            return value
-        if isinstance(value, Known):
-            return lb.of_value(value.value) if value.lasting else lb.constant(value.shape)
-        if isinstance(value, Weight):
-            return self._weight_labels(value)
-        return lb.of_value(torch.as_tensor(float(value) if isinstance(value, (bool, int, float)) else 1.0))
-
-    def _weight_labels(self, weight: Weight) -> Labels:
-        if weight.name in self.frozen:
-            return lb.constant(weight.shape)
-        if self._current(weight) is None:
-            full = self._parameter_shapes[weight.name]
-            count = torch.Size(full).numel()
-            if count > MAX_ELEMENTWISE:
-                self.pin(weight, "is used elementwise and is too large to trace")
-                return lb.constant(weight.shape)
-            fresh = self.equations.fresh(count, origin=self.node).view(full)
-            self._assign_unset(Weight(weight.name, full), fresh, torch.zeros_like(fresh))
-        current = self._current(weight)
-        assert current is not None
-        plus, minus = current
-        if not minus.any():
-            return Labels(plus, weight.shape)
-        return Labels(self.equations.combine([(1, plus), (-1, minus)], by=self.node), weight.shape)
-
-    def broadcast(self, labels: Labels, shape: Sequence[int]) -> Labels:
-        """The same labels seen as a tensor of the given shape (leading axes added)."""
-        missing = len(shape) - labels.ids.dim()
-        return Labels(labels.ids.reshape([1] * missing + list(labels.ids.shape)) if missing else labels.ids, tuple(shape))
-
-    # -- views ------------------------------------------------------------------------------------
-
-    def through_view(self, x: Any) -> Any:
-        """Apply the node's own op, which returns views, to labels or to a parameter's index."""
-        arguments = self.node.bound
-        first = next(iter(arguments))
-
-        def apply(tensor: Tensor) -> Any:
-            rest = tree_map(lambda a: self._stand_in(a) if isinstance(a, Node) else a, arguments)
-            return self.node.target(**(rest | {first: tensor}))
-
-        if isinstance(x, Weight):
-            return tree_map(lambda i: replace(x, index=i, shape=tuple(i.shape)), apply(self._index(x)))
-        return tree_map(lb.compress, apply(self.labels(x).full))
-
-    def _stand_in(self, node: Node) -> Any:
-        """For ``expand_as`` and the like: only the shape of the other tensor matters."""
-        value = self._env[node]
-        return torch.empty(value.shape, device="meta") if isinstance(value, (Labels, Weight, Known)) else value
-
-    def through_reshape(self, x: Any) -> Any:
-        return self.reshaped(x, self.node.shape)
-
-    def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
-        """A reshape of labels, of a parameter or of a known tensor."""
-        shape = tuple(torch.empty(self.shape(x), device="meta").reshape(tuple(shape)).shape)  # resolves -1
-        if isinstance(x, Known):
-            return Known(x.value.reshape(shape), lasting=x.lasting)
-        if isinstance(x, Weight):
-            return replace(x, shape=shape, index=None if x.index is None else x.index.reshape(shape))
-        return lb.reshape(x, shape)
-
-    def _index(self, weight: Weight) -> Tensor:
-        if weight.index is not None:
-            return weight.index
-        return torch.arange(torch.Size(weight.shape).numel(), dtype=torch.int32).view(weight.shape)
-
-    # -- equations --------------------------------------------------------------------------------
-
-    def pin(self, value: Any, reason: str) -> Any:
-        """Fix every element of an operand; returns its labels."""
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        if isinstance(value, Weight):
-            self._freeze(value.name, reason)
-            return lb.constant(value.shape)
-        if isinstance(value, Labels):
-            self.equations.pin(value.ids, by=self.node, reason=reason)
-            return lb.constant(value.shape)
-        if isinstance(value, (list, tuple)):
-            return [self.pin(item, reason) for item in value]
-        return value
-
-    def merge(self, *values: Any, reason: str) -> Labels:
-        """Equate operands elementwise (broadcast); returns the common labels.
-
-        A parameter that nothing has used before takes the labels of what it is added to.
-        """
-        operands = [self.simplified(value) for value in values]
-        unused = [value for value in operands if self._unused(value)]
-        if len(unused) == len(operands):
-            unused = unused[1:]
-        traced = [self.labels(value) for value in operands if not any(value is weight for weight in unused)]
-        result = traced[0]
-        for other in traced[1:]:
-            result = self._merge_two(result, other, reason)
-        for weight in unused:
-            labels = self._adopt(weight, result) if self._unused(weight) else self.labels(weight)
-            result = self._merge_two(result, labels, reason)
-        return result
-
-    def _merge_two(self, a: Labels, b: Labels, reason: str) -> Labels:
-        shape = tuple(torch.broadcast_shapes(a.shape, b.shape))
-        self.equations.equate(a.ids, b.ids, by=self.node, reason=reason)
-        left, right = torch.broadcast_tensors(a.ids, b.ids)
-        joint = torch.where(left == ANY, right, left)
-        # Keep the compact form where the second operand brings nothing new.
-        ids = a.ids if a.ids.dim() == joint.dim() and bool((joint == a.ids).all()) else joint
-        return self.broadcast(Labels(ids, shape), shape)
-
-    def _adopt(self, weight: Weight, labels: Labels) -> Labels:
-        """Label an unused parameter by what it is added to, once per element of its own shape."""
-        wide = self.broadcast(labels, labels.shape)
-        missing = len(wide.shape) - len(weight.shape)
-        if missing < 0 or (wide.ids == ANY).any():
-            return self._weight_labels(weight)
-        repeated = [i for i in range(len(wide.shape)) if i < missing or weight.shape[i - missing] == 1]
-        ids = self.agree(wide, repeated).ids
-        ids = ids.reshape(ids.shape[missing:])
-        self._assign(weight, ids, torch.zeros([1] * ids.dim(), dtype=torch.int32))
-        return Labels(ids, weight.shape)
-
-    def combine(self, *terms: tuple[Any, Any]) -> Labels:
-        """Labels of a product Π operand^power, elementwise (broadcast)."""
-        labels = [(power, self.labels(operand)) for power, operand in terms]
-        shape = tuple(torch.broadcast_shapes(*[operand.shape for _, operand in labels]))
-        ids = self.combine_ids(*[(power, operand.ids) for power, operand in labels])
-        return self.broadcast(Labels(ids, shape), shape)
-
-    def combine_ids(self, *terms: tuple[Any, Tensor]) -> Tensor:
-        return self.equations.combine(terms, by=self.node)
-
-    def agree(self, labels: Labels, axes: Iterable[int]) -> Labels:
-        """Equate labels along the given axes; the result has size 1 there and the same nominal shape."""
-        rank = len(labels.shape)
-        varying = sorted({axis % rank for axis in axes if labels.ids.shape[axis] > 1})
-        if not varying:
-            return labels
-        common = labels.ids.amax(varying, keepdim=True)  # ANY is the smallest label
-        self.equations.equate(common, labels.ids, by=self.node, reason="is summed with something that has no scale")
-        return Labels(common, labels.shape)
-
-    # -- parameters and buffers -------------------------------------------------------------------
-
-    def scale_weight(self, weight: Weight, read: Tensor, fresh_shape: Sequence[int]) -> Tensor:
-        """Let a weight read log-scales and give fresh ones: factor exp(t[given] − t[read]).
-
-        Args:
-            weight: The parameter, not frozen.
-            read: Labels that broadcast to the weight's shape.
-            fresh_shape: Shape of the labels it gives, size 1 along the axes that it sums over.
-
-        Returns:
-            The labels given, of shape ``fresh_shape``.
-        """
-        current = self._current(weight)
-        if current is not None:
-            plus = _narrowed(current[0], fresh_shape)
-            if plus is not None and self.equations.same(current[1], read):
-                return plus  # a further use with the same input scales gives the same output scales
-        given = self.equations.fresh(torch.Size(fresh_shape).numel(), origin=self.node).view(tuple(fresh_shape))
-        self._assign(weight, given, read)
-        return given
-
-    def follow(self, buffer: Known, ids: Tensor, *, epsilon: float | None = None) -> None:
-        """Let a running statistic follow the labels ids, (channels,)."""
-        name = buffer.buffer
-        assert name is not None
-        if name in self.frozen:
-            self.equations.pin(ids, by=self.node, reason=f"feeds a normalization whose {name} {self.frozen[name].reason}")
-            return
-        current = self.scalings.setdefault(name, Scaling(buffer.shape, ids, torch.zeros(1, dtype=torch.int32), epsilon))
-        self.equations.equate(current.plus, ids, by=self.node)
-        if current.epsilon != epsilon:
-            self.equations.pin(ids, by=self.node, reason=f"feeds two normalizations that share {name} but not its use")
-
-    def _freeze(self, name: str, reason: str) -> None:
-        """The parameter keeps its values; what its uses so far asked for must come to a factor of 1."""
-        self.frozen.setdefault(name, Cause(self.node, reason))
-        scaling = self.scalings.get(name)
-        if scaling is not None:
-            minus = torch.where(scaling.plus == UNSET, UNSET, scaling.minus)
-            self.equations.equate(scaling.plus, minus, by=self.node, reason=reason)
-
-    def _unused(self, value: Any) -> bool:
-        return isinstance(value, Weight) and value.name not in self.frozen and self._current(value) is None
-
-    def _current(self, weight: Weight) -> tuple[Tensor, Tensor] | None:
-        """(plus, minus) of a view of a parameter; None if (part of) it has not been used."""
-        scaling = self.scalings.get(weight.name)
-        if scaling is None:
-            return None
-        plus, minus = Labels(scaling.plus, scaling.shape), Labels(scaling.minus, scaling.shape)
-        if weight.index is None:
-            views = lb.reshape(plus, weight.shape).ids, lb.reshape(minus, weight.shape).ids
-        else:
-            at = weight.index.long()
-            views = plus.full.reshape(-1)[at], minus.full.reshape(-1)[at]
-        return None if (views[0] == UNSET).any() else views
-
-    def _assign(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
-        """One use of a parameter asks for the factor exp(t[plus] − t[minus]); the first use gets it, others must agree."""
-        full = self._parameter_shapes[weight.name]
-        if weight.index is None and weight.name not in self.scalings:
-            plus, minus = (lb.reshape(Labels(ids, weight.shape), full).ids for ids in (plus, minus))
-            self.scalings[weight.name] = Scaling(full, plus, minus)
-            return
-        current = self._current(weight)
-        if current is None:
-            self._assign_unset(weight, plus, minus)
-            current = self._current(weight)
-        assert current is not None
-        self._require_equal(*current, plus, minus)
-
-    def _assign_unset(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
-        """Fill in, element by element, what no use of the parameter has asked for yet."""
-        full = self._parameter_shapes[weight.name]
-        unset = torch.full([1] * len(full), UNSET, dtype=torch.int32)
-        old = self.scalings.get(weight.name, Scaling(full, unset, unset))
-        dense_plus, dense_minus = (ids.expand(full).reshape(-1).clone() for ids in (old.plus, old.minus))
-        at = self._index(weight).reshape(-1).long()
-        free = dense_plus[at] == UNSET
-        dense_plus[at[free]] = plus.expand(weight.shape).reshape(-1)[free]
-        dense_minus[at[free]] = minus.expand(weight.shape).reshape(-1)[free]
-        self.scalings[weight.name] = Scaling(full, dense_plus.view(full), dense_minus.view(full))
-
-    def _require_equal(self, plus: Tensor, minus: Tensor, plus2: Tensor, minus2: Tensor) -> None:
-        """t[plus] − t[minus] = t[plus2] − t[minus2] elementwise."""
-        if self.equations.same(minus, minus2):
-            self.equations.equate(plus, plus2, by=self.node)
-            return
-        terms = [(1, plus), (-1, minus), (-1, plus2), (1, minus2)]
-        rank = max(ids.dim() for _, ids in terms)
-        if all(sum(size > 1 for size in ids.shape) <= 1 for _, ids in terms) and rank > 1:
-            # A sum of functions of one axis each vanishes everywhere if it does along each axis.
-            for axis in range(rank):
-                lines = [(c, _line(ids, axis)) for c, ids in terms]
-                self.equations.require(lines, by=self.node)
-        else:
-            self.equations.require(terms, by=self.node)
 
     # -- aliasing and in-place ops ----------------------------------------------------------------
 
@@ -543,7 +191,7 @@ class Propagation:
         written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         targets = [leaf for name in written for leaf in tree_leaves(node.bound.get(name)) if isinstance(leaf, Node)]
         for target in targets:
-            old = self._env[target]
+            old = self.values[target]
             if isinstance(old, Known) and isinstance(result, Known):
                 if not result.lasting:  # computed for real, on shared memory
                     self._forget_zeros(target)
@@ -554,10 +202,10 @@ class Propagation:
             others = self._aliases[target] - {target, node}
             leaf = target.target is None
             if not others and not leaf and isinstance(result, Labels):
-                self._env[target] = result
+                self.values[target] = result
                 continue
             for member in self._aliases[target]:
-                self._env[member] = tree_map(self._overwritten, self._env[member])
+                self.values[member] = tree_map(self._overwritten, self.values[member])
 
     def _overwritten(self, value: Any) -> Any:
         if isinstance(value, Known):
@@ -567,20 +215,4 @@ class Propagation:
     def _forget_zeros(self, target: Node) -> None:
         """What was written from a buffer may change later: its zeros are not for ever."""
         for member in self._aliases[target]:
-            self._env[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self._env[member])
-
-
-def _line(ids: Tensor, axis: int) -> Tensor:
-    """The labels along one axis at the origin of the others."""
-    for other in range(ids.dim()):
-        if other != axis:
-            ids = ids.narrow(other, 0, 1)
-    return ids.flatten()
-
-
-def _narrowed(ids: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """ids in the given shape if they do not vary along the axes of size 1, else None."""
-    for axis, size in enumerate(shape):
-        if size == 1 and ids.shape[axis] > 1:
-            return None
-    return ids.expand(tuple(shape))
+            self.values[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self.values[member])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .errors import RescalingError
+from .factor import Factor
 from .graph import as_call, untouched, unwrap
 from .optimizer_state import transport
 from .symmetry import Symmetry, fingerprint, scaled_variance
@@ -43,49 +44,6 @@ class Rescaling:
     output_change_train: float | None
     rounded: bool
     seconds: float
-
-
-@dataclass(frozen=True)
-class Factor:
-    """The factor of one tensor as a product of small ones: exp(t[plus]) and exp(−t[minus]), whichever are not 1.
-
-    Attributes:
-        parts: One or two float64 tensors on the tensor's device; each broadcasts to the tensor.
-    """
-
-    parts: tuple[Tensor, ...]
-
-    def times(self, tensor: Tensor, power: int = 1, out: Tensor | None = None) -> Tensor:
-        """tensor · factor^power, written into ``out`` (a new tensor by default; may be the tensor itself)."""
-        out = torch.empty_like(tensor) if out is None else out
-        parts = self.parts if power == 1 else tuple(part**power for part in self.parts)
-        flat = tensor.dim() > 0 and tensor.is_contiguous() and out.is_contiguous()
-        if not flat or not all(_one_sided(part) for part in parts):
-            return torch.mul(tensor, math.prod(parts[1:], start=parts[0]).to(tensor.dtype), out=out)
-        # As a matrix every part is a column or a row, which multiplies at the speed of memory.
-        source, target = tensor.view(len(tensor), -1), out.view(len(out), -1)
-        for part in parts:
-            source = torch.mul(source, _as_vector(part, tensor.shape).to(tensor.dtype), out=target)
-        return out
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Numbers that the factor is nowhere below and nowhere above."""
-        extremes = [part.aminmax() for part in self.parts]
-        return math.prod(float(low) for low, _ in extremes), math.prod(float(high) for _, high in extremes)
-
-
-def _one_sided(part: Tensor) -> bool:
-    """True if a factor varies along the first axis only, or along the others only."""
-    return part.dim() == 0 or part.shape[0] == 1 or part.numel() == part.shape[0]
-
-
-def _as_vector(part: Tensor, shape: torch.Size) -> Tensor:
-    """A one-sided factor of a tensor of the given shape as a column (rows, 1) or a row (1, columns)."""
-    if part.dim() and part.shape[0] == part.numel() > 1:
-        return part.reshape(-1, 1)
-    part = part.reshape([1] * (len(shape) - part.dim()) + list(part.shape))
-    return part.expand(1, *shape[1:]).reshape(1, -1)
 
 
 def rescale_(

@@ -26,7 +26,9 @@ from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
 from .graph import Graph, Node, canonical_names, capture, unwrap
 from .labels import FIXED
-from .propagation import UNSET, Propagation, Scaling
+from .propagation import Propagation
+from .scales import UNSET, Scales
+from .values import Scaling
 
 Normalization = Literal["absorb", "gain", "full", "paper"]
 VARIANCE_OVER_EPSILON = 1e3  # scales in front of a norm keep the batch variance this far above ε
@@ -289,7 +291,7 @@ def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
     return frozen
 
 
-def _assemble(model: nn.Module, example_inputs: Any, scales: Propagation, solved: SolvedScales) -> Symmetry:
+def _assemble(model: nn.Module, example_inputs: Any, scales: Scales, solved: SolvedScales) -> Symmetry:
     scalings, classes = _classes(scales, solved)
     forms = [solved.form_of_class(root) for root in classes]
     free = sorted({unit for form in forms for unit in form})
@@ -323,7 +325,7 @@ def _assemble(model: nn.Module, example_inputs: Any, scales: Propagation, solved
     )
 
 
-def _classes(scales: Propagation, solved: SolvedScales) -> tuple[dict[str, Scaling], list[int]]:
+def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], list[int]]:
     """Scalings with labels renumbered to the classes in use; class 0 is the fixed one."""
     fixed = torch.zeros(len(solved.root), dtype=torch.bool)
     fixed[list(solved.causes)] = True
@@ -385,7 +387,7 @@ def _group_name(origin: Node | None) -> str:
     return (origin.module or origin.name) if origin is not None else "(product)"
 
 
-def _pinned(scales: Propagation, solved: SolvedScales) -> tuple[Pinned, ...]:
+def _pinned(scales: Scales, solved: SolvedScales) -> tuple[Pinned, ...]:
     found: dict[tuple[str, int], tuple[int, Cause]] = {}
     for start, stop, origin in scales.equations.origins:
         if origin is None:

@@ -9,11 +9,11 @@ from .contraction import contract
 from .table import rule
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 
 @rule("scaled_dot_product_attention", family="Attention: query and key scales cancel per head dimension, values pass through")
-def attention(scales: Propagation, query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: Any) -> Labels:
+def attention(scales: Scales, query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: Any) -> Labels:
     lead = "ABCDEFGH"[: len(scales.shape(query)) - 2]
     q, k, v = scales.labels(query), scales.labels(key), scales.labels(value)
     if enable_gqa:  # each key and value head serves a run of query heads

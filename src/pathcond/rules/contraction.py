@@ -16,13 +16,13 @@ from ..labels import ANY, FIXED, Labels
 from .table import rule
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 CONTRACTION = "Contractions: weights read the scales of their inputs and give fresh ones to their outputs"
 MAX_PRODUCTS = 1 << 22  # beyond this many terms a product of two activations is fixed instead of traced
 
 
-def contract(scales: Propagation, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
+def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
     """Labels of einsum("x_axes,w_axes->out_axes"); the result has one axis per letter, size 1 where constant."""
     x, w = scales.simplified(x), scales.simplified(w)
     if scales.is_weight(x) and not scales.is_weight(w):
@@ -51,7 +51,7 @@ def contract(scales: Propagation, x: Any, x_axes: str, w: Any, w_axes: str, out_
     return Labels(agreed.ids.reshape(agreed.ids.shape[: len(out_axes)]), shape)
 
 
-def _through_weight(scales: Propagation, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
+def _through_weight(scales: Scales, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
     w_sizes = dict(zip(w_axes, w.shape, strict=True))
     positions = [i for i, axis in enumerate(x_axes) if w_sizes.get(axis, 1) == 1]
     read = _arrange(scales.agree(x, positions).ids, x_axes, w_axes)
@@ -75,7 +75,7 @@ def _arrange(ids: Any, axes: str, target: str) -> Any:
     return ids
 
 
-def _with_bias(scales: Propagation, out: Labels, bias: Any) -> Labels:
+def _with_bias(scales: Scales, out: Labels, bias: Any) -> Labels:
     out = scales.broadcast(out, scales.node.shape)
     if bias is None:
         return out
@@ -83,7 +83,7 @@ def _with_bias(scales: Propagation, out: Labels, bias: Any) -> Labels:
 
 
 @rule("linear", family=CONTRACTION)
-def linear(scales: Propagation, input: Any, weight: Any, bias: Any) -> Labels:
+def linear(scales: Scales, input: Any, weight: Any, bias: Any) -> Labels:
     lead = _letters(len(scales.shape(input)) - 1)
     if len(scales.shape(weight)) == 1:
         return _with_bias(scales, contract(scales, input, lead + "i", weight, "i", lead), bias)
@@ -91,12 +91,12 @@ def linear(scales: Propagation, input: Any, weight: Any, bias: Any) -> Labels:
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", family=CONTRACTION)
-def matmul(scales: Propagation, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any) -> Labels:
+def matmul(scales: Scales, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any) -> Labels:
     right = next(operand for operand in (other, mat2, vec, tensor) if operand is not None)
     return scales.broadcast(_matmul(scales, x, right), scales.node.shape)
 
 
-def _matmul(scales: Propagation, a: Any, b: Any) -> Labels:
+def _matmul(scales: Scales, a: Any, b: Any) -> Labels:
     rank_a, rank_b = len(scales.shape(a)), len(scales.shape(b))
     lead = _letters(max(rank_a, rank_b) - 2)
     a_axes = "i" if rank_a == 1 else lead[len(lead) - (rank_a - 2) :] + "mi"
@@ -106,14 +106,14 @@ def _matmul(scales: Propagation, a: Any, b: Any) -> Labels:
 
 
 @rule("addmm", "baddbmm", "addmv", family=CONTRACTION)
-def addmm(scales: Propagation, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any) -> Labels:
+def addmm(scales: Scales, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any) -> Labels:
     a = next(operand for operand in (mat1, batch1, mat) if operand is not None)
     b = next(operand for operand in (mat2, batch2, vec) if operand is not None)
     return _with_bias(scales, _matmul(scales, a, b), x)
 
 
 @rule("einsum", family=CONTRACTION)
-def einsum(scales: Propagation, equation: str, tensors: Any) -> Labels:
+def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
     axes, out = _spelled_out(equation, [len(scales.shape(tensor)) for tensor in tensors])
     if len(tensors) > 2 or any(len(set(term)) < len(term) for term in axes):
         for tensor in tensors:
@@ -142,7 +142,7 @@ def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
       family=CONTRACTION)  # fmt: skip
-def convolution(scales: Propagation, input: Any, weight: Any, bias: Any, groups: int, transposed: Any) -> Labels:
+def convolution(scales: Scales, input: Any, weight: Any, bias: Any, groups: int, transposed: Any) -> Labels:
     """(N, g·i, space) with weight (g·o, i, kernel), or (g·i, o, kernel) if transposed -> (N, g·o, space)."""
     transposed = transposed or scales.node.op.startswith("conv_transpose")
     kernel = len(scales.shape(weight)) - 2

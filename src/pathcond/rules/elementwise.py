@@ -9,7 +9,7 @@ from ..labels import ANY, Labels, constant
 from .table import rule
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 HOMOGENEOUS = "Positively homogeneous: the scale passes through"
 SUMS = "Sums and selections: the scales of all operands are equated"
@@ -21,18 +21,18 @@ NO_SCALE = "Carries no scale"
 
 @rule("relu", "leaky_relu", "rrelu", "rrelu_with_noise", "abs", "neg", "dropout", "feature_dropout", "positive",
       family=HOMOGENEOUS)  # fmt: skip
-def homogeneous(scales: Propagation, x: Any) -> Labels:
+def homogeneous(scales: Scales, x: Any) -> Labels:
     return scales.labels(x)
 
 
 @rule("prelu", family=HOMOGENEOUS)
-def prelu(scales: Propagation, x: Any, weight: Any) -> Labels:
+def prelu(scales: Scales, x: Any, weight: Any) -> Labels:
     scales.pin(weight, "is the slope of a PReLU, which does not scale with its input")
     return scales.labels(x)
 
 
 @rule("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "threshold", family="Clamps: homogeneous at 0, fixed otherwise")
-def clamp(scales: Propagation, x: Any, min: Any, max: Any, min_val: Any, max_val: Any, threshold: Any, value: Any) -> Labels:
+def clamp(scales: Scales, x: Any, min: Any, max: Any, min_val: Any, max_val: Any, threshold: Any, value: Any) -> Labels:
     if scales.node.op == "relu6":
         max = 6.0
     bounds = [bound for bound in (min, max, min_val, max_val, threshold, value) if bound is not None]
@@ -43,12 +43,12 @@ def clamp(scales: Propagation, x: Any, min: Any, max: Any, min_val: Any, max_val
 
 
 @rule("sign", "sgn", family=HOMOGENEOUS)
-def sign(scales: Propagation, x: Any) -> Labels:
+def sign(scales: Scales, x: Any) -> Labels:
     return constant(scales.labels(x).shape)
 
 
 @rule("add", "sub", "rsub", "maximum", "minimum", "fmax", "fmin", "lerp", "hypot", family=SUMS)
-def total(scales: Propagation, x: Any, other: Any, end: Any, weight: Any) -> Labels:
+def total(scales: Scales, x: Any, other: Any, end: Any, weight: Any) -> Labels:
     if end is not None:
         scales.pin(weight, "is an interpolation weight")
         other = end
@@ -56,37 +56,37 @@ def total(scales: Propagation, x: Any, other: Any, end: Any, weight: Any) -> Lab
 
 
 @rule("addcmul", "addcdiv", family=SUMS)
-def add_product(scales: Propagation, x: Any, tensor1: Any, tensor2: Any) -> Labels:
+def add_product(scales: Scales, x: Any, tensor1: Any, tensor2: Any) -> Labels:
     power = 1 if scales.node.op == "addcmul" else -1
     return scales.merge(x, scales.combine((1, tensor1), (power, tensor2)), reason="is added to something of another scale")
 
 
 @rule("where", family=SUMS)
-def where(scales: Propagation, condition: Any, self: Any, other: Any) -> Labels:
+def where(scales: Scales, condition: Any, self: Any, other: Any) -> Labels:
     scales.pin(condition, "decides a where")
     merged = scales.merge(self, other, reason="is an alternative to something that has no scale")
     return scales.broadcast(merged, scales.node.shape)
 
 
 @rule("masked_fill", family=SUMS)
-def masked_fill(scales: Propagation, x: Any, mask: Any, value: Any) -> Labels:
+def masked_fill(scales: Scales, x: Any, mask: Any, value: Any) -> Labels:
     scales.pin(mask, "decides a masked_fill")
     return scales.broadcast(scales.merge(x, value, reason="is filled with a constant"), scales.node.shape)
 
 
 @rule("gt", "ge", "lt", "le", "eq", "ne", family="Comparisons: both sides are equated; the result carries no scale")
-def comparison(scales: Propagation, x: Any, other: Any) -> Labels:
+def comparison(scales: Scales, x: Any, other: Any) -> Labels:
     scales.merge(x, other, reason="is compared with something that has no scale")
     return constant(scales.node.shape)
 
 
 @rule("mul", "multiply", family=PRODUCTS)
-def product(scales: Propagation, x: Any, other: Any) -> Labels:
+def product(scales: Scales, x: Any, other: Any) -> Labels:
     return scales.combine((1, x), (1, other))
 
 
 @rule("div", "divide", "true_divide", family=PRODUCTS)
-def quotient(scales: Propagation, x: Any, other: Any, rounding_mode: Any) -> Labels:
+def quotient(scales: Scales, x: Any, other: Any, rounding_mode: Any) -> Labels:
     if rounding_mode is not None:
         scales.pin(other, "is rounded")
         return scales.pin(x, "is rounded")
@@ -94,13 +94,13 @@ def quotient(scales: Propagation, x: Any, other: Any, rounding_mode: Any) -> Lab
 
 
 @rule("square", "sqrt", "rsqrt", "reciprocal", family=PRODUCTS)
-def fixed_power(scales: Propagation, x: Any) -> Labels:
+def fixed_power(scales: Scales, x: Any) -> Labels:
     power = {"square": 2, "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2), "reciprocal": -1}[scales.node.op]
     return scales.combine((power, x))
 
 
 @rule("pow", family=PRODUCTS)
-def power(scales: Propagation, x: Any, exponent: Any) -> Labels:
+def power(scales: Scales, x: Any, exponent: Any) -> Labels:
     if isinstance(exponent, (int, float)) and exponent != 0 and float(2 * exponent).is_integer():
         return scales.combine((Fraction(exponent), x))
     scales.pin(exponent, "is an exponent")
@@ -108,7 +108,7 @@ def power(scales: Propagation, x: Any, exponent: Any) -> Labels:
 
 
 @rule("gelu", "silu", "elu", "celu", "selu", "mish", "softplus", "hardswish", family=SMOOTH)
-def smooth(scales: Propagation, x: Any) -> Labels:
+def smooth(scales: Scales, x: Any) -> Labels:
     if scales.approximate:
         return scales.labels(x)
     return scales.pin(x, f"passes through {scales.node.op}, which is not homogeneous (approximate=True admits it)")
@@ -117,41 +117,41 @@ def smooth(scales: Propagation, x: Any) -> Labels:
 @rule("sigmoid", "tanh", "softmax", "_softmax", "log_softmax", "_log_softmax", "hardsigmoid", "exp", "expm1", "log", "log1p",
       "log_sigmoid", "sin", "cos", "erf", "round", "floor", "ceil", "logsumexp", "logical_not",
       "softshrink", "hardshrink", "atan", "floor_divide", "remainder", "glu", family=NONLINEAR)  # fmt: skip
-def nonlinear(scales: Propagation, x: Any, other: Any) -> Labels:
+def nonlinear(scales: Scales, x: Any, other: Any) -> Labels:
     scales.pin(other, f"passes through {scales.node.op}, which is not homogeneous")
     scales.pin(x, f"passes through {scales.node.op}, which is not homogeneous")
     return constant(scales.node.shape)
 
 
 @rule("zeros_like", "new_zeros", family=NO_SCALE)
-def zeros(scales: Propagation) -> Labels:
+def zeros(scales: Scales) -> Labels:
     return constant(scales.node.shape, ANY)
 
 
 @rule("full_like", "new_full", family=NO_SCALE)
-def full(scales: Propagation, fill_value: Any) -> Labels:
+def full(scales: Scales, fill_value: Any) -> Labels:
     neutral = isinstance(fill_value, (int, float)) and (fill_value == 0 or abs(fill_value) == float("inf"))
     return constant(scales.node.shape, ANY if neutral else 0)
 
 
 @rule("ones_like", "new_ones", "empty_like", "new_empty", "rand_like", "randn_like", "randint_like", "new_empty_strided",
       "uniform", "exponential", "random", family=NO_SCALE)  # fmt: skip
-def unscaled(scales: Propagation) -> Labels:
+def unscaled(scales: Scales) -> Labels:
     return constant(scales.node.shape)
 
 
 @rule("bernoulli", "normal", "poisson", "multinomial", family=NONLINEAR)
-def draw(scales: Propagation, x: Any, p: Any, mean: Any, std: Any) -> Labels:
+def draw(scales: Scales, x: Any, p: Any, mean: Any, std: Any) -> Labels:
     for operand in (x, p, mean, std):
         scales.pin(operand, "is a parameter of a random draw")
     return constant(scales.node.shape)
 
 
 @rule("zero", family=NO_SCALE)
-def zero(scales: Propagation) -> Labels:
+def zero(scales: Scales) -> Labels:
     return constant(scales.node.shape, ANY)
 
 
 @rule("copy", "fill", family="Writes: the target takes the scale of what is written")
-def write(scales: Propagation, src: Any, value: Any) -> Labels:
+def write(scales: Scales, src: Any, value: Any) -> Labels:
     return scales.broadcast(scales.labels(src if src is not None else value), scales.node.shape)

@@ -10,13 +10,13 @@ from ..labels import Labels
 from .table import rule
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick"
 
 
 @rule("embedding", family=INDEXING)
-def embedding(scales: Propagation, weight: Any, indices: Any, padding_idx: Any) -> Labels:
+def embedding(scales: Scales, weight: Any, indices: Any, padding_idx: Any) -> Labels:
     """Which rows are read depends on the data, so all rows share one log-scale per column."""
     scales.pin(indices, "is an index")
     weight = scales.simplified(weight)
@@ -29,7 +29,7 @@ def embedding(scales: Propagation, weight: Any, indices: Any, padding_idx: Any) 
 
 
 @rule("index", family=INDEXING)
-def index(scales: Propagation, x: Any, indices: Any) -> Labels:
+def index(scales: Scales, x: Any, indices: Any) -> Labels:
     labels = scales.labels(x)
     values = [None if given is None else scales.value(given) for given in indices]
     known = all(given is None or value is not None for given, value in zip(indices, values, strict=True))
@@ -51,7 +51,7 @@ def index(scales: Propagation, x: Any, indices: Any) -> Labels:
 
 
 @rule("index_select", family=INDEXING)
-def index_select(scales: Propagation, x: Any, dim: int, index: Any) -> Labels:
+def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Labels:
     labels, value = scales.labels(x), scales.value(index)
     if value is None:
         scales.pin(index, "is an index")
@@ -60,7 +60,7 @@ def index_select(scales: Propagation, x: Any, dim: int, index: Any) -> Labels:
 
 
 @rule("gather", "take_along_dim", family=INDEXING)
-def gather(scales: Propagation, x: Any, dim: int, index: Any, indices: Any) -> Labels:
+def gather(scales: Scales, x: Any, dim: int, index: Any, indices: Any) -> Labels:
     scales.pin(index if index is not None else indices, "is an index")
     labels = scales.agree(scales.labels(x), [dim])
     varying = [i for i, size in enumerate(labels.ids.shape) if size > 1 and labels.shape[i] != scales.node.shape[i]]
@@ -69,7 +69,7 @@ def gather(scales: Propagation, x: Any, dim: int, index: Any, indices: Any) -> L
 
 @rule("scatter", "index_put", "index_copy", "index_add", "scatter_add", "masked_scatter", "slice_scatter", "select_scatter",
       family=INDEXING)  # fmt: skip
-def scatter(scales: Propagation, x: Any, index: Any, indices: Any, src: Any, values: Any, value: Any, source: Any) -> Labels:
+def scatter(scales: Scales, x: Any, index: Any, indices: Any, src: Any, values: Any, value: Any, source: Any) -> Labels:
     """Rare in networks: what is written and what it is written into are fixed."""
     for operand in (index, *(indices or ()), src, values, value, source):
         scales.pin(operand, "is written into part of a tensor")
@@ -77,5 +77,5 @@ def scatter(scales: Propagation, x: Any, index: Any, indices: Any, src: Any, val
 
 
 @rule("tril", "triu", family=INDEXING)
-def triangle(scales: Propagation, x: Any) -> Labels:
+def triangle(scales: Scales, x: Any) -> Labels:
     return scales.labels(x)

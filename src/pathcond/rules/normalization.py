@@ -26,7 +26,7 @@ from ..labels import FIXED, Labels
 from .table import rule
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 NORMALIZATION = "Normalization: by the choice of `normalization`"
 FRONT_FREE = ("absorb", "full")
@@ -35,7 +35,7 @@ BEHIND_FREE = ("gain", "full")
 
 @rule("batch_norm", "cudnn_batch_norm", family=NORMALIZATION)
 def batch_norm(
-    scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float, training: bool
+    scales: Scales, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float, training: bool
 ) -> Labels:
     x = scales.labels(input)
     per_channel = scales.agree(x, [axis for axis in range(len(x.shape)) if axis != 1])
@@ -60,7 +60,7 @@ def batch_norm(
 
 @rule("instance_norm", family=NORMALIZATION)
 def instance_norm(
-    scales: Propagation, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float, use_input_stats: bool
+    scales: Scales, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, eps: float, use_input_stats: bool
 ) -> Labels:
     if running_mean is not None:
         return batch_norm(scales, input, weight, bias, running_mean, running_var, eps, use_input_stats)
@@ -70,14 +70,14 @@ def instance_norm(
 
 
 @rule("layer_norm", "rms_norm", family=NORMALIZATION)
-def layer_norm(scales: Propagation, input: Any, normalized_shape: Any, weight: Any, bias: Any) -> Labels:
+def layer_norm(scales: Scales, input: Any, normalized_shape: Any, weight: Any, bias: Any) -> Labels:
     x = scales.labels(input)
     _in_front(scales, x, range(len(x.shape) - len(normalized_shape), len(x.shape)))
     return _behind(scales, x.shape, weight, bias, tuple(normalized_shape))
 
 
 @rule("group_norm", family=NORMALIZATION)
-def group_norm(scales: Propagation, input: Any, num_groups: int, weight: Any, bias: Any) -> Labels:
+def group_norm(scales: Scales, input: Any, num_groups: int, weight: Any, bias: Any) -> Labels:
     x = scales.labels(input)
     batch, channels, *space = x.shape
     grouped = lb.reshape(x, (batch, num_groups, channels // num_groups, *space))
@@ -85,14 +85,14 @@ def group_norm(scales: Propagation, input: Any, num_groups: int, weight: Any, bi
     return _behind(scales, x.shape, weight, bias, (-1, *[1] * len(space)))
 
 
-def _in_front(scales: Propagation, x: Labels, axes: Iterable[int]) -> None:
+def _in_front(scales: Scales, x: Labels, axes: Iterable[int]) -> None:
     """Norms that measure their own statistics: one scale per normalised set, exact only up to ε."""
     agreed = scales.agree(x, axes)
     if not (scales.approximate and scales.normalization in FRONT_FREE):
         scales.pin(agreed, f"feeds {scales.node.op}, whose ε does not scale")
 
 
-def _behind(scales: Propagation, shape: tuple[int, ...], weight: Any, bias: Any, tail: tuple[int, ...]) -> Labels:
+def _behind(scales: Scales, shape: tuple[int, ...], weight: Any, bias: Any, tail: tuple[int, ...]) -> Labels:
     """γ (x − μ)/σ + β: the normalised input has no scale, γ may give it one."""
     out = lb.constant(shape)
     if weight is not None:
@@ -104,14 +104,14 @@ def _behind(scales: Propagation, shape: tuple[int, ...], weight: Any, bias: Any,
     return _plus_bias(scales, out, bias, tail)
 
 
-def _plus_bias(scales: Propagation, out: Labels, bias: Any, tail: tuple[int, ...]) -> Labels:
+def _plus_bias(scales: Scales, out: Labels, bias: Any, tail: tuple[int, ...]) -> Labels:
     if bias is None:
         return out
     reason = f'is the bias of a normalization (fixed under normalization="{scales.normalization}")'
     return scales.broadcast(scales.merge(out, scales.reshaped(bias, tail), reason=reason), out.shape)
 
 
-def _gain_reason(scales: Propagation) -> str:
+def _gain_reason(scales: Scales) -> str:
     return f'is the gain of a normalization (fixed under normalization="{scales.normalization}")'
 
 
@@ -171,14 +171,14 @@ def find_handwritten(graph: Graph) -> HandwrittenNorms:
     return HandwrittenNorms(frozenset(epsilon_sums), frozenset(gains))
 
 
-def handwritten_epsilon(scales: Propagation, x: Any) -> Labels:
+def handwritten_epsilon(scales: Scales, x: Any) -> Labels:
     """statistic + ε: ε is ignored where the front of a norm may be rescaled approximately, else fixes it."""
     if scales.approximate and scales.normalization in FRONT_FREE:
         return scales.labels(x)
     return scales.merge(x, 1.0, reason="feeds a normalization whose ε does not scale")
 
 
-def handwritten_gain(scales: Propagation, x: Any, other: Any) -> Labels:
+def handwritten_gain(scales: Scales, x: Any, other: Any) -> Labels:
     """normalised · γ, in either order."""
     if scales.normalization not in BEHIND_FREE:
         for operand in (x, other):

@@ -8,13 +8,13 @@ from ..labels import Labels, constant
 from .table import rule
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 REDUCTION = "Reductions: the scales of what is reduced are equated"
 POOLING = "Pooling and interpolation: the scales of each channel's positions are equated"
 
 
-def _reduced(scales: Propagation, x: Any, dim: Any, keepdim: Any) -> Labels:
+def _reduced(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     labels = scales.labels(x)
     rank = len(labels.shape)
     dims = list(range(rank)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
@@ -29,19 +29,19 @@ def _reduced(scales: Propagation, x: Any, dim: Any, keepdim: Any) -> Labels:
 
 
 @rule("sum", "mean", "amax", "amin", "nansum", "std", family=REDUCTION)
-def reduce(scales: Propagation, x: Any, dim: Any, keepdim: Any) -> Labels:
+def reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return _reduced(scales, x, dim, keepdim)
 
 
 @rule("norm", "linalg_vector_norm", family=REDUCTION)
-def norm(scales: Propagation, x: Any, p: Any, ord: Any, dim: Any, keepdim: Any) -> Labels:
+def norm(scales: Scales, x: Any, p: Any, ord: Any, dim: Any, keepdim: Any) -> Labels:
     if 0 in (p, ord):  # the number of nonzero elements
         scales.pin(x, "is counted")
     return _reduced(scales, x, dim, keepdim)
 
 
 @rule("max", "min", "median", family=REDUCTION)
-def extremum(scales: Propagation, x: Any, dim: Any, keepdim: Any, other: Any) -> Any:
+def extremum(scales: Scales, x: Any, dim: Any, keepdim: Any, other: Any) -> Any:
     if other is not None:
         return scales.merge(x, other, reason="is compared with something that has no scale")
     values = _reduced(scales, x, dim, keepdim)
@@ -49,35 +49,35 @@ def extremum(scales: Propagation, x: Any, dim: Any, keepdim: Any, other: Any) ->
 
 
 @rule("var", family=REDUCTION)
-def variance(scales: Propagation, x: Any, dim: Any, keepdim: Any) -> Labels:
+def variance(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return scales.combine((2, _reduced(scales, x, dim, keepdim)))
 
 
 @rule("var_mean", "std_mean", family=REDUCTION)
-def variance_and_mean(scales: Propagation, x: Any, dim: Any, keepdim: Any) -> Any:
+def variance_and_mean(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
     mean = _reduced(scales, x, dim, keepdim)
     return (scales.combine((2 if scales.node.op == "var_mean" else 1, mean)), mean)
 
 
 @rule("argmax", "argmin", "argsort", family=REDUCTION)
-def position(scales: Propagation, x: Any, dim: Any) -> Labels:
+def position(scales: Scales, x: Any, dim: Any) -> Labels:
     _reduced(scales, x, dim, True)
     return constant(scales.node.shape)
 
 
 @rule("cumsum", family=REDUCTION)
-def running(scales: Propagation, x: Any, dim: int) -> Labels:
+def running(scales: Scales, x: Any, dim: int) -> Labels:
     return scales.agree(scales.labels(x), [dim])
 
 
 @rule("sort", "topk", family=REDUCTION)
-def ordered(scales: Propagation, x: Any, dim: Any) -> Any:
+def ordered(scales: Scales, x: Any, dim: Any) -> Any:
     axis = -1 if dim is None else dim
     ids = scales.agree(scales.labels(x), [axis]).ids
     return Labels(ids, scales.node.shape[0]), constant(scales.node.shape[1])
 
 
-def _spatial(scales: Propagation, x: Any, rank: int) -> Labels:
+def _spatial(scales: Scales, x: Any, rank: int) -> Labels:
     """One label per channel, for an op that moves over the last ``rank`` axes."""
     ids = scales.agree(scales.labels(x), range(-rank, 0)).ids
     shape = scales.node.shape
@@ -86,7 +86,7 @@ def _spatial(scales: Propagation, x: Any, rank: int) -> Labels:
 
 def _pool(rank: int, *ops: str) -> None:
     @rule(*ops, family=POOLING)
-    def pool(scales: Propagation, x: Any) -> Any:
+    def pool(scales: Scales, x: Any) -> Any:
         pooled = _spatial(scales, x, rank)
         return (pooled, constant(pooled.shape)) if isinstance(scales.node.shape, list) else pooled
 
@@ -101,7 +101,7 @@ _pool(3, "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d
 
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", family=POOLING)
-def grid_sample(scales: Propagation, input: Any, grid: Any) -> Labels:
+def grid_sample(scales: Scales, input: Any, grid: Any) -> Labels:
     scales.pin(grid, "is a sampling grid")
     labels = scales.labels(input)
     return Labels(scales.agree(labels, range(2, len(labels.shape))).ids, scales.node.shape)

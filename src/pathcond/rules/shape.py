@@ -11,7 +11,7 @@ from ..labels import ANY, FIXED, Labels
 from .table import rule
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 SHAPE = "Shape: executed on the labels"
 
@@ -20,12 +20,12 @@ SHAPE = "Shape: executed on the labels"
       "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "diagonal", "unfold", "split", "split_with_sizes", "chunk",
       "unbind", "tensor_split", "unsafe_split", "unsafe_chunk", "broadcast_to", "view_as_real", "hsplit", "vsplit",
       "dsplit", family=SHAPE)  # fmt: skip
-def view(scales: Propagation, x: Any) -> Any:
+def view(scales: Scales, x: Any) -> Any:
     return scales.through_view(x)
 
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel", family=SHAPE)
-def reshape(scales: Propagation, x: Any, dtype: Any) -> Any:
+def reshape(scales: Scales, x: Any, dtype: Any) -> Any:
     if dtype is not None:  # Tensor.view(dtype): the same bits read as another type
         return scales.pin(x, "has its bits read as another type")
     return scales.through_reshape(x)
@@ -33,7 +33,7 @@ def reshape(scales: Propagation, x: Any, dtype: Any) -> Any:
 
 @rule("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy", "lift", "to", "_to_copy", "type_as",
       "conj", "resolve_conj", "resolve_neg", family=SHAPE)  # fmt: skip
-def same(scales: Propagation, x: Any) -> Any:
+def same(scales: Scales, x: Any) -> Any:
     dtype = scales.node.dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return scales.pin(x, f"is converted to {dtype}")
@@ -41,21 +41,21 @@ def same(scales: Propagation, x: Any) -> Any:
 
 
 @rule("cat", "concat", "concatenate", family=SHAPE)
-def cat(scales: Propagation, tensors: Any, dim: int) -> Labels:
+def cat(scales: Scales, tensors: Any, dim: int) -> Labels:
     parts = [scales.labels(tensor) for tensor in tensors]
     parts = [part for part in parts if part.shape != (0,)]  # torch.cat ignores legacy empty tensors
     return lb.concatenate(parts, dim)
 
 
 @rule("stack", family=SHAPE)
-def stack(scales: Propagation, tensors: Any, dim: int) -> Labels:
+def stack(scales: Scales, tensors: Any, dim: int) -> Labels:
     rank = len(scales.node.shape)
     parts = [scales.labels(tensor) for tensor in tensors]
     return lb.concatenate([lb.through_view(lambda ids: ids.unsqueeze(dim % rank), part) for part in parts], dim % rank)
 
 
 @rule("roll", "flip", family=SHAPE)
-def rearrange(scales: Propagation, x: Any, shifts: Any, dims: Any) -> Labels:
+def rearrange(scales: Scales, x: Any, shifts: Any, dims: Any) -> Labels:
     labels = scales.labels(x)
     if scales.node.op == "flip":
         return Labels(labels.along(dims).flip(dims), labels.shape)
@@ -66,7 +66,7 @@ def rearrange(scales: Propagation, x: Any, shifts: Any, dims: Any) -> Labels:
 
 
 @rule("repeat", "tile", family=SHAPE)
-def repeat(scales: Propagation, x: Any, repeats: Any, dims: Any) -> Labels:
+def repeat(scales: Scales, x: Any, repeats: Any, dims: Any) -> Labels:
     labels = scales.labels(x)
     times = list(repeats if repeats is not None else dims)
     rank = max(len(times), len(labels.shape))
@@ -76,7 +76,7 @@ def repeat(scales: Propagation, x: Any, repeats: Any, dims: Any) -> Labels:
 
 
 @rule("repeat_interleave", family=SHAPE)
-def repeat_interleave(scales: Propagation, x: Any, repeats: Any, dim: Any) -> Labels:
+def repeat_interleave(scales: Scales, x: Any, repeats: Any, dim: Any) -> Labels:
     labels = scales.labels(x)
     if dim is None or not isinstance(repeats, int):
         return scales.pin(x, "is repeated a number of times that depends on data")
@@ -85,7 +85,7 @@ def repeat_interleave(scales: Propagation, x: Any, repeats: Any, dim: Any) -> La
 
 
 @rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", family=SHAPE)
-def shuffle(scales: Propagation, x: Any, upscale_factor: Any, downscale_factor: Any, groups: Any) -> Labels:
+def shuffle(scales: Scales, x: Any, upscale_factor: Any, downscale_factor: Any, groups: Any) -> Labels:
     labels = scales.labels(x)
     amount = next(n for n in (upscale_factor, downscale_factor, groups) if n is not None)
     inner = range(len(labels.shape) - 3, len(labels.shape)) if groups is None else [1]
@@ -97,7 +97,7 @@ def shuffle(scales: Propagation, x: Any, upscale_factor: Any, downscale_factor: 
 
 
 @rule("constant_pad_nd", "pad", family="Padding: zeros fit any scale, other constants are fixed, copies pass on")
-def pad(scales: Propagation, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
+def pad(scales: Scales, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
     labels = scales.labels(x)
     rank = len(labels.shape)
     axes = [rank - 1 - i // 2 for i, amount in enumerate(pad) if amount]
@@ -114,7 +114,7 @@ def pad(scales: Propagation, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
 
 @rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
       "_pad_circular", family="Padding: zeros fit any scale, other constants are fixed, copies pass on")  # fmt: skip
-def copy_pad(scales: Propagation, x: Any, padding: Any, pad: Any) -> Labels:
+def copy_pad(scales: Scales, x: Any, padding: Any, pad: Any) -> Labels:
     labels = scales.labels(x)
     amounts = padding if padding is not None else pad
     axes = [len(labels.shape) - 1 - i // 2 for i in range(len(amounts))]
@@ -122,7 +122,7 @@ def copy_pad(scales: Propagation, x: Any, padding: Any, pad: Any) -> Labels:
 
 
 @rule("im2col", family=SHAPE)
-def im2col(scales: Propagation, x: Any, kernel_size: Any) -> Labels:
+def im2col(scales: Scales, x: Any, kernel_size: Any) -> Labels:
     labels = scales.labels(x)
     spatial = scales.agree(labels, [-1, -2])
     channels = spatial.along([len(labels.shape) - 3])[..., 0, 0]
@@ -131,7 +131,7 @@ def im2col(scales: Propagation, x: Any, kernel_size: Any) -> Labels:
 
 
 @rule("col2im", family=SHAPE)
-def col2im(scales: Propagation, x: Any, kernel_size: Any) -> Labels:
+def col2im(scales: Scales, x: Any, kernel_size: Any) -> Labels:
     labels = scales.labels(x)
     window = kernel_size[0] * kernel_size[1]
     columns = Labels(scales.agree(labels, [-1]).along([-2])[..., 0], labels.shape[:-1])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..propagation import Propagation
+    from ..scales import Scales
 
 ScaleRule = Callable[..., Any]
 
@@ -33,7 +33,7 @@ class Rule:
     family: str
     wants: tuple[str, ...]
 
-    def __call__(self, scales: Propagation, arguments: dict[str, Any]) -> Any:
+    def __call__(self, scales: Scales, arguments: dict[str, Any]) -> Any:
         first = next(iter(arguments.values()), None)
         return self.scales(scales, **{name: first if name == "x" else arguments.get(name) for name in self.wants})
 
