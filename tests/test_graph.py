@@ -55,10 +55,11 @@ def test_quantised_weights() -> None:
         pathcond.find_symmetry(Quantised(), torch.randn(5, 3))
 
 
-def test_control_flow_on_data() -> None:
+def test_control_flow_on_data(capfd: pytest.CaptureFixture) -> None:
     model = Calls(lambda self, x: self.net(x) if x.sum() > 0 else x, net=mlp())
     with pytest.raises(pathcond.UnsupportedModelError, match="control flow"):
         pathcond.find_symmetry(model, torch.randn(5, 3))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_train_mode_with_a_single_sample() -> None:

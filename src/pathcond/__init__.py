@@ -4,6 +4,7 @@ symmetry = pathcond.find_symmetry(model, example_inputs)      # what can be resc
 pathcond.rescale_(model, symmetry, log_scales)                # in place, verified, all or nothing
 """
 
+from . import reference
 from .errors import RescalingError, UnsupportedModelError
 from .rescale import rescale_
 from .symmetry import Symmetry, find_symmetry
@@ -15,5 +16,6 @@ __all__ = [
     "Symmetry",
     "UnsupportedModelError",
     "find_symmetry",
+    "reference",
     "rescale_",
 ]

@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import operator
 import os
 import random
@@ -201,8 +203,8 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
                 f"{type(model).__name__} could not be captured in {mode} mode: {type(error).__name__}: {summary}\n"
                 "If the model rejects the inputs, check their shapes, types and device"
                 + (" (BatchNorm in train mode needs at least two samples)" if training else "")
-                + ". If its control flow depends on the data (an `if` on a tensor's value), torch.export cannot follow "
-                "it; see the full error above, and try torch.export.export(model, inputs, strict=False)."
+                + ". If its control flow depends on the data (an `if` on a tensor's value), torch.export cannot follow it: "
+                "torch.export.export(model, inputs, strict=False) shows the place."
             ) from error
     return _read(program, model, training)
 
@@ -231,16 +233,15 @@ class _ScalarDrawsAtOneHalf(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _quiet_export() -> Iterator[None]:
-    """torch.export logs its failures; ours reach the user as one error."""
-    import logging
-
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """torch.export logs its failures and prints half a graph; ours reach the user as one error."""
+    torch_logger = logging.getLogger("torch")
+    level = torch_logger.level
+    torch_logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
-        logger.setLevel(level)
+        torch_logger.setLevel(level)
 
 
 def canonical_names(model: nn.Module) -> dict[str, str]:
