@@ -449,3 +449,27 @@ def self_edge() -> Any:
         return self.c(h)
 
     return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 2)), torch.randn(6, 3)
+
+
+@case
+def slice_assignment() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        z = torch.zeros_like(h)
+        z[:, 1:3] = h[:, 2:]
+        first = z[:, :2]
+        z[:, 2:].add_(F.relu(self.b(x)))
+        return self.c(z) + self.d(first) + self.e(h[:, :2])
+
+    parts = {"a": nn.Linear(3, 4), "b": nn.Linear(3, 2), "c": nn.Linear(4, 2), "d": nn.Linear(2, 2), "e": nn.Linear(2, 2)}
+    return Calls(forward, **parts), torch.randn(6, 3)
+
+
+@case
+def part_of_a_bias_cleared() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        bias = self.a.bias.clone()
+        bias[1:3].zero_()
+        return self.b(F.relu(F.linear(x, self.a.weight, bias)))
+
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), torch.randn(6, 3)

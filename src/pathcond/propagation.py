@@ -25,7 +25,13 @@ logger = logging.getLogger("pathcond")
 NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
 FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
+FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale")  # families that need no input among their operands
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
+MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
+# Ops that always return a view of their first argument (reshape and contiguous may copy).
+VIEWS = frozenset(
+    "slice select view permute transpose t squeeze unsqueeze narrow movedim chunk split split_with_sizes unbind getitem".split()
+)
 DRAWS = torch.Tag.nondeterministic_seeded
 
 HANDWRITTEN_EPSILON = Rule(handwritten_epsilon, "", ("x",))
@@ -91,8 +97,7 @@ class Propagation(Scales):
         if node.op in ("mul", "div") and self._times_constant(node, arguments, known, operands):
             return arguments["self"]
         reads_input = any(isinstance(a, Labels) for a in operands)
-        shape_rule = rule is not None and rule.family.startswith(("Shape", "Look-ups"))
-        if rule is None or not (reads_input or shape_rule):
+        if rule is None or not (reads_input or rule.family.startswith(FOR_PARAMETERS_TOO)):
             for operand in operands:
                 reason = f"is computed from parameters by {node.op}" if rule else f"reaches {node.op}, which has no rule"
                 self.pin(operand, reason)
@@ -204,8 +209,30 @@ class Propagation(Scales):
             if not others and not leaf and isinstance(result, Labels):
                 self.values[target] = result
                 continue
+            if isinstance(result, Labels) and self._write_through(target, result):
+                continue
             for member in self._aliases[target]:
                 self.values[member] = tree_map(self._overwritten, self.values[member])
+
+    def _write_through(self, target: Node, result: Labels) -> bool:
+        """``z[:, :2] = h``: write labels into a view, and read them again through every other view of the same memory.
+
+        Returns False, and changes nothing, where it is not certain which elements share memory.
+        """
+        chains = {member: _views_from_base(member) for member in self._aliases[target]}
+        bases = {chain[0] if chain else None for chain in chains.values()}
+        base = next(iter(bases))
+        if len(bases) > 1 or base is None or base.target is None or torch.Size(base.shape).numel() > MAX_WRITTEN:
+            return False
+        positions = torch.arange(torch.Size(base.shape).numel()).view(base.shape)
+        places = {member: _through_views(chain[1:], positions) for member, chain in chains.items() if chain}
+        memory = self.labels(self.values[base]).full.reshape(-1).clone()
+        if isinstance(self.values[base], Weight):  # a copy of a parameter: what is overwritten here is read nowhere
+            self.equations.pin(memory[places[target]], by=self.node, reason="is overwritten")
+        memory[places[target].reshape(-1)] = result.full.reshape(-1)
+        for member, place in places.items():
+            self.values[member] = tree_map(lambda at: Labels(memory[at], tuple(at.shape)), place)
+        return True
 
     def _overwritten(self, value: Any) -> Any:
         if isinstance(value, Known):
@@ -216,3 +243,33 @@ class Propagation(Scales):
         """What was written from a buffer may change later: its zeros are not for ever."""
         for member in self._aliases[target]:
             self.values[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self.values[member])
+
+
+def _views_from_base(node: Node) -> list[Node] | None:
+    """The base of a view and the views from it to the node; None if one of them might be a copy."""
+    chain = [node]
+    while True:
+        node = chain[0]
+        source = next((arg for arg in node.args if isinstance(arg, Node)), None)
+        if node.target is None or (node.op not in VIEWS and not _writes(node)):
+            aliasing = isinstance(node.target, torch._ops.OpOverload) and any(
+                argument.alias_info is not None for argument in node.target._schema.arguments
+            )
+            return None if aliasing or "dropout" in node.op else chain
+        if source is None:
+            return None
+        chain.insert(0, source)
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _through_views(chain: Sequence[Node], tensor: Any) -> Any:
+    for node in chain:
+        if node.op == "getitem":
+            tensor = tensor[node.args[1]]
+        elif not _writes(node):  # an in-place op returns its target
+            first, *rest = node.bound
+            tensor = node.target(**{first: tensor, **{name: node.bound[name] for name in rest}})
+    return tensor
