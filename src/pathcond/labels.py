@@ -99,16 +99,14 @@ def reshape(labels: Labels, shape: Sequence[int]) -> Labels:
     shape = tuple(shape)
     if prod(labels.shape) == 0:
         return constant(shape)
-    spelled, compact = [], []
+    varying: list[int] = []
+    compact: list[int] = []
     for old_axes, new_axes in _common_runs(labels.shape, shape):
         if all(labels.ids.shape[axis] == 1 for axis in old_axes):
-            spelled += [1]
             compact += [1] * len(new_axes)
         else:
-            spelled += [prod(labels.shape[axis] for axis in old_axes)]
+            varying += old_axes
             compact += [shape[axis] for axis in new_axes]
-    varying = [axis for axes, _ in _common_runs(labels.shape, shape) for axis in axes
-               if any(labels.ids.shape[a] != 1 for a in axes)]  # fmt: skip
     return Labels(labels.along(varying).reshape(compact), shape)
 
 
@@ -138,7 +136,7 @@ def concatenate(parts: Sequence[Labels], axis: int) -> Labels:
     """Labels of torch.cat."""
     axis %= len(parts[0].shape)
     wide = [max(part.ids.shape[i] for part in parts) if i != axis else -1 for i in range(len(parts[0].shape))]
-    rows = [part.along([axis]).expand([-1 if w == -1 else w for w in wide]) for part in parts]
+    rows = [part.along([axis]).expand(wide) for part in parts]
     shape = list(parts[0].shape)
     shape[axis] = sum(part.shape[axis] for part in parts)
     same = all(row.shape[axis] == 0 or (part.ids.shape[axis] == 1 and torch.equal(part.ids, parts[0].ids))

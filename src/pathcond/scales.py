@@ -127,9 +127,6 @@ class Scales:
         value = self.values[node]
         return torch.empty(value.shape, device="meta") if isinstance(value, (Labels, Weight, Known)) else value
 
-    def through_reshape(self, x: Any) -> Any:
-        return self.reshaped(x, self.node.shape)
-
     def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
         """A reshape of labels, of a parameter or of a known tensor."""
         shape = tuple(torch.empty(self.shape(x), device="meta").reshape(tuple(shape)).shape)  # resolves -1

@@ -120,7 +120,6 @@ class Symmetry:
     fingerprint: str = field(repr=False)
     scalings: dict[str, Scaling] = field(repr=False)  # labels are positions in the classes of `combination`
     combination: Combination = field(repr=False)
-    dtypes: dict[str, torch.dtype] = field(repr=False)
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     variances: dict[str, Tensor] = field(repr=False)
 
@@ -315,7 +314,6 @@ def _assemble(model: nn.Module, example_inputs: Any, scales: Scales, solved: Sol
         fingerprint=fingerprint(model),
         scalings=scalings,
         combination=combination,
-        dtypes={name: tensor.dtype for name, tensor in floating.items()},
         shapes={name: tuple(tensor.shape) for name, tensor in floating.items()},
         variances={
             name: floating[name].detach().to("cpu", torch.float64, copy=True)

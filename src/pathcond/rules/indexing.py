@@ -16,7 +16,7 @@ INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equ
 
 
 @rule("embedding", family=INDEXING)
-def embedding(scales: Scales, weight: Any, indices: Any, padding_idx: Any) -> Labels:
+def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
     """Which rows are read depends on the data, so all rows share one log-scale per column."""
     scales.pin(indices, "is an index")
     weight = scales.simplified(weight)

@@ -28,7 +28,7 @@ def view(scales: Scales, x: Any) -> Any:
 def reshape(scales: Scales, x: Any, dtype: Any) -> Any:
     if dtype is not None:  # Tensor.view(dtype): the same bits read as another type
         return scales.pin(x, "has its bits read as another type")
-    return scales.through_reshape(x)
+    return scales.reshaped(x, scales.node.shape)
 
 
 @rule("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy", "lift", "to", "_to_copy", "type_as",
