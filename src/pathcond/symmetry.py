@@ -31,7 +31,7 @@ from .scales import UNSET, Scales
 from .values import Scaling
 
 Normalization = Literal["absorb", "gain", "full", "paper"]
-VARIANCE_OVER_EPSILON = 1e3  # scales in front of a norm keep the batch variance this far above ε
+VARIANCE_OVER_EPSILON = 4e3  # scales in front of a norm may change the share of ε in it by one part in this many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,10 @@ class Symmetry:
     def log_scale_bounds(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Box of log-scales, each (num_units,), in which ε of a BatchNorm stays harmless in train mode.
 
-        In front of a norm λ²·var ≥ 10³ ε on the example batch. λ = 1 is always inside.
+        A scale λ in front of a norm changes the share of ε in its normaliser, ε/var on the example batch, to ε/(λ²·var).
+        Inside the box that share changes by at most 1/4000: small enough that GoogLeNet, with 59 norms and ε = 10⁻³, keeps
+        its train outputs to 1 % with every scale at its bound. Where var ≫ ε this says λ²·var ≥ 4000 ε; where ε already
+        weighs in, scaling up is bounded too. λ = 1 is always inside.
         """
         lower = torch.full((self.num_units,), -torch.inf, dtype=torch.float64)
         upper = -lower
@@ -164,15 +167,15 @@ class Symmetry:
         for name, scaling in self.scalings.items():
             if scaling.epsilon is None or name not in variances:
                 continue
-            room = 0.5 * (variances[name] / (VARIANCE_OVER_EPSILON * scaling.epsilon)).log()
-            for label, slack in zip(scaling.plus.expand(scaling.shape).tolist(), room.clamp(min=0).tolist(), strict=True):
+            room = variances[name] / (VARIANCE_OVER_EPSILON * scaling.epsilon)  # |λ⁻² − 1| ≤ room
+            down = 0.5 * room.log1p()
+            up = torch.where(room < 1, -0.5 * torch.log1p(-room.clamp(max=1)), torch.inf)
+            for label, *slack in zip(scaling.plus.expand(scaling.shape).tolist(), down.tolist(), up.tolist(), strict=True):
                 form = rows.get(label, [])
-                for unit, c in form:  # Σ c·t ≥ −slack, shared out evenly
-                    share = slack / (abs(c) * len(form))
-                    if c > 0:
-                        lower[unit] = torch.maximum(lower[unit], lower.new_tensor(-share))
-                    else:
-                        upper[unit] = torch.minimum(upper[unit], upper.new_tensor(share))
+                for unit, c in form:  # −down ≤ Σ c·t ≤ up, shared out evenly
+                    least, most = slack if c > 0 else reversed(slack)
+                    lower[unit] = max(float(lower[unit]), -least / (abs(c) * len(form)))
+                    upper[unit] = min(float(upper[unit]), most / (abs(c) * len(form)))
         return lower, upper
 
     def _checked(self, log_scales: Tensor) -> Tensor:
