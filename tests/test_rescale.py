@@ -177,8 +177,9 @@ def test_non_finite_scales_and_weights_are_all_named() -> None:
     with torch.no_grad():
         model[0].weight[0, 0] = float("inf")
         model[2].bias[1] = float("nan")
+        model[4].bias[0] = float("nan")  # an output's bias is not scaled, but no output can be compared any more
     message = refusal(model, symmetry, scales)
-    for part in ("log_scales[3] is nan", "0.weight (4, 3)", "2.bias (5,)"):
+    for part in ("log_scales[3] is nan", "0.weight (4, 3)", "2.bias (5,)", "4.bias (2,)"):
         assert part in message
 
 

@@ -107,7 +107,11 @@ def _rounded(log_scales: Tensor) -> Tensor:
 
 
 def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, tensors: dict[str, Tensor]) -> dict[str, float]:
-    """Raise if the model or the log-scales cannot be used; returns the largest absolute value of every tensor to scale."""
+    """Raise if the model or the log-scales cannot be used.
+
+    Returns:
+        {name: largest absolute value} of all parameters and of the buffers to scale.
+    """
     if any(t.is_meta for t in tensors.values()):
         raise RescalingError("The model is on the meta device and has no weights: load them first, then rescale.")
     if fingerprint(model) != symmetry.fingerprint:
@@ -119,7 +123,9 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
     checked = symmetry._checked(log_scales)
     for unit in torch.nonzero(~checked.isfinite()).flatten().tolist()[:5]:
         problems.append(f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite")
-    peaks = dict(zip(symmetry.scalings, _largest([tensors[name] for name in symmetry.scalings]), strict=True))
+    # Buffers that are not scaled may hold what they like: the −inf of a causal mask, say.
+    names = list(dict.fromkeys([*(name for name, _ in model.named_parameters() if name in tensors), *symmetry.scalings]))
+    peaks = dict(zip(names, _largest([tensors[name] for name in names]), strict=True))
     for name, peak in peaks.items():
         tensor = tensors[name]
         if tensor.is_inference():
