@@ -55,6 +55,17 @@ def test_quantised_weights() -> None:
         pathcond.find_symmetry(Quantised(), torch.randn(5, 3))
 
 
+def test_quantised_modules() -> None:
+    class Packed(nn.Module):
+        __module__ = "torch.ao.nn.quantized.modules.linear"  # keeps its weights where no parameter shows them
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"module 0 \(Packed\) is quantised"):
+        pathcond.find_symmetry(nn.Sequential(Packed()), torch.randn(5, 3))
+
+
 def test_control_flow_on_data(capfd: pytest.CaptureFixture) -> None:
     model = Calls(lambda self, x: self.net(x) if x.sum() > 0 else x, net=mlp())
     with pytest.raises(pathcond.UnsupportedModelError, match="control flow"):

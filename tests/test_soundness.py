@@ -154,6 +154,16 @@ def zero_channels_into_a_norm() -> Any:
 
 
 @hostile
+def buffers_shared_between_norms() -> Any:
+    model = Calls(
+        lambda self, x: self.c(F.relu(self.n(self.a(x))) + F.relu(self.m(self.b(x)))),
+        a=nn.Linear(3, 4), b=nn.Linear(3, 4), n=nn.BatchNorm1d(4), m=nn.BatchNorm1d(4), c=nn.Linear(4, 2),
+    ).double()  # fmt: skip
+    model.m.running_mean, model.m.running_var = model.n.running_mean, model.n.running_var
+    return model, torch.randn(6, 3)
+
+
+@hostile
 def clamped_by_a_number_from_the_data() -> Any:
     def forward(self: Any, x: Tensor) -> Tensor:
         h = F.relu(self.a(x))

@@ -13,7 +13,7 @@ import pathcond
 from pathcond.reference import count_symmetries
 from pathcond.rescale import output_change
 
-from .cases import CASES, Calls, make
+from .cases import CASES, Calls, RMSNorm, make
 from .zoo import NORMALIZATIONS, outputs, randomise
 
 
@@ -266,6 +266,19 @@ def test_approximate_admits_smooth_activations_and_fronts_of_norms() -> None:
     assert symmetry.num_units == 6  # one in front of the norm, five GELU units
     report = pathcond.rescale_(model, symmetry, torch.full((6,), 0.1), tolerance=1.0)
     assert 1e-9 < report.output_change_eval < 0.1
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_a_norm_written_out_obeys_the_same_table(normalization: str, approximate: bool) -> None:
+    built_in, written_out = (
+        nn.Sequential(nn.Linear(3, 4), norm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)) for norm in (nn.RMSNorm, RMSNorm)
+    )
+    options = {"normalization": normalization, "approximate": approximate}
+    front = approximate and normalization in ("absorb", "full")
+    behind = normalization in ("gain", "full")
+    expected = 5 + front + 4 * behind
+    assert [units(model, torch.randn(6, 3), **options) for model in (built_in, written_out)] == [expected, expected]
 
 
 # -- the Symmetry itself --------------------------------------------------------------------------

@@ -55,9 +55,6 @@ class Scales:
 
     # -- values -----------------------------------------------------------------------------------
 
-    def shape(self, value: Any) -> tuple[int, ...]:
-        return value.shape
-
     def is_weight(self, value: Any) -> bool:
         return isinstance(value, Weight)
 
@@ -129,7 +126,7 @@ class Scales:
 
     def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
         """A reshape of labels, of a parameter or of a known tensor."""
-        shape = tuple(torch.empty(self.shape(x), device="meta").reshape(tuple(shape)).shape)  # resolves -1
+        shape = tuple(torch.empty(x.shape, device="meta").reshape(tuple(shape)).shape)  # resolves -1
         if isinstance(x, Known):
             return Known(x.value.reshape(shape), lasting=x.lasting)
         if isinstance(x, Weight):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @rule("scaled_dot_product_attention", family="Attention: query and key scales cancel per head dimension, values pass through")
 def attention(scales: Scales, query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: Any) -> Labels:
-    lead = "ABCDEFGH"[: len(scales.shape(query)) - 2]
+    lead = "ABCDEFGH"[: len(query.shape) - 2]
     q, k, v = scales.labels(query), scales.labels(key), scales.labels(value)
     if enable_gqa:  # each key and value head serves a run of query heads
         k, v = (_repeat_heads(labels, q.shape[-3]) for labels in (k, v))

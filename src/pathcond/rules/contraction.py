@@ -84,8 +84,8 @@ def _with_bias(scales: Scales, out: Labels, bias: Any) -> Labels:
 
 @rule("linear", family=CONTRACTION)
 def linear(scales: Scales, input: Any, weight: Any, bias: Any) -> Labels:
-    lead = _letters(len(scales.shape(input)) - 1)
-    if len(scales.shape(weight)) == 1:
+    lead = _letters(len(input.shape) - 1)
+    if len(weight.shape) == 1:
         return _with_bias(scales, contract(scales, input, lead + "i", weight, "i", lead), bias)
     return _with_bias(scales, contract(scales, input, lead + "i", weight, "oi", lead + "o"), bias)
 
@@ -97,7 +97,7 @@ def matmul(scales: Scales, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any)
 
 
 def _matmul(scales: Scales, a: Any, b: Any) -> Labels:
-    rank_a, rank_b = len(scales.shape(a)), len(scales.shape(b))
+    rank_a, rank_b = len(a.shape), len(b.shape)
     lead = _letters(max(rank_a, rank_b) - 2)
     a_axes = "i" if rank_a == 1 else lead[len(lead) - (rank_a - 2) :] + "mi"
     b_axes = "i" if rank_b == 1 else lead[len(lead) - (rank_b - 2) :] + "io"
@@ -114,7 +114,7 @@ def addmm(scales: Scales, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any
 
 @rule("einsum", family=CONTRACTION)
 def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
-    axes, out = _spelled_out(equation, [len(scales.shape(tensor)) for tensor in tensors])
+    axes, out = _spelled_out(equation, [len(tensor.shape) for tensor in tensors])
     if len(tensors) > 2 or any(len(set(term)) < len(term) for term in axes):
         for tensor in tensors:
             scales.pin(tensor, f"takes part in einsum {equation!r}, which is not traced")
@@ -145,7 +145,7 @@ def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 def convolution(scales: Scales, input: Any, weight: Any, bias: Any, groups: int, transposed: Any) -> Labels:
     """(N, g·i, space) with weight (g·o, i, kernel), or (g·i, o, kernel) if transposed -> (N, g·o, space)."""
     transposed = transposed or scales.node.op.startswith("conv_transpose")
-    kernel = len(scales.shape(weight)) - 2
+    kernel = len(weight.shape) - 2
     x = scales.labels(input)
     spatial = range(len(x.shape) - kernel, len(x.shape))
     x = scales.agree(x, spatial)
@@ -154,7 +154,7 @@ def convolution(scales: Scales, input: Any, weight: Any, bias: Any, groups: int,
     per_channel = Labels(x.along([0 if unbatched else 1]).flatten(1 if unbatched else 2)[..., 0], x.shape[: 1 if unbatched else 2])
     lead = "" if unbatched else "n"
     grouped_x = lb.reshape(per_channel, (*per_channel.shape[:-1], groups, channels // groups))
-    rows, columns, *window = scales.shape(weight)
+    rows, columns, *window = weight.shape
     grouped_w = scales.reshaped(weight, (groups, rows // groups, columns, *window))
     w_axes = ("gio" if transposed else "goi") + _letters(kernel)
     out = contract(scales, grouped_x, lead + "gi", grouped_w, w_axes, lead + "go")

@@ -44,9 +44,7 @@ def index(scales: Scales, x: Any, indices: Any) -> Labels:
     agreed = scales.agree(labels, axes)
     for given in indices:
         scales.pin(given, "is an index")
-    picks = tuple(
-        slice(None) if given is None else torch.zeros([1] * len(scales.shape(given)), dtype=torch.long) for given in indices
-    )
+    picks = tuple(slice(None) if given is None else torch.zeros([1] * len(given.shape), dtype=torch.long) for given in indices)
     return Labels(agreed.ids[picks], scales.node.shape)
 
 
