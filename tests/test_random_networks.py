@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pathcond
+from pathcond.outputs import output_change
 from pathcond.reference import count_symmetries
-from pathcond.rescale import output_change
 
 from .strategies import INPUT_CHANNELS, RandomNet, networks
 from .zoo import NORMALIZATIONS, outputs, randomise

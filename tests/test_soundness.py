@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
+from pathcond.outputs import output_change
 from pathcond.reference import count_symmetries
-from pathcond.rescale import output_change
 
 from .cases import Calls
 from .zoo import NORMALIZATIONS, as_double, outputs, randomise

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import pathcond
+from pathcond.outputs import output_change
 from pathcond.reference import count_symmetries
-from pathcond.rescale import output_change
 
 from .cases import CASES, Calls, RMSNorm, make
 from .zoo import NORMALIZATIONS, outputs, randomise

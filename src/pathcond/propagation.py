@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import labels as lb
+from .aliasing import Aliases, through_views, written
 from .graph import Graph, Node
 from .labels import Labels
 from .rules import RULES
 from .rules.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
-from .rules.table import Rule
+from .rules.table import Column, Rule
 from .scales import Scales
 from .values import Known, UnknownNumber, Weight
 
@@ -28,14 +29,10 @@ FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
 FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale")  # families that need no input among their operands
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
-# Ops that always return a view of their first argument (reshape and contiguous may copy).
-VIEWS = frozenset(
-    "slice select view permute transpose t squeeze unsqueeze narrow movedim chunk split split_with_sizes unbind getitem".split()
-)
 DRAWS = torch.Tag.nondeterministic_seeded
 
-HANDWRITTEN_EPSILON = Rule(handwritten_epsilon, "", ("x",))
-HANDWRITTEN_GAIN = Rule(handwritten_gain, "", ("x", "other"))
+HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), "")
+HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), "")
 
 
 class Propagation(Scales):
@@ -46,7 +43,7 @@ class Propagation(Scales):
     def run(self, graph: Graph) -> None:
         """Walk the graph in order; outputs are fixed at the end."""
         self.values = {}
-        self._aliases: dict[Node, set[Node]] = {}
+        self._aliases = Aliases()
         self.parameter_shapes = {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
         self.training = graph.training
         handwritten = find_handwritten(graph)
@@ -63,7 +60,7 @@ class Propagation(Scales):
                 rule = RULES.get(node.op)
             result = self._compact(self._checked(node, self._execute(node, rule)))
             self.values[node] = result
-            self._record_aliases(node)
+            self._aliases.record(node)
             self._record_mutation(node, result)
         self.node = Node(name="output", op="output")
         for output in tree_leaves(graph.outputs):
@@ -103,7 +100,7 @@ class Propagation(Scales):
                 self.pin(operand, reason)
             return self._unscaled(node)
         try:
-            return rule(self, arguments)
+            return rule.scales(self, arguments)
         except FORM_ERRORS as error:  # an argument that the rule does not foresee: as if there were no rule
             logger.info("The rule for %s failed at %s: %s", node.op, node.where, error)
             for operand in operands:
@@ -172,30 +169,9 @@ class Propagation(Scales):
 
     # -- aliasing and in-place ops ----------------------------------------------------------------
 
-    def _record_aliases(self, node: Node) -> None:
-        """Views, and ops that may return their input, share its memory."""
-        if not isinstance(node.target, torch._ops.OpOverload):
-            sources = [a for a in node.args if isinstance(a, Node)] if node.op == "getitem" else []
-        else:
-            schema = node.target._schema
-            names = {a.name for a in schema.arguments if a.alias_info is not None}
-            bound = node.bound
-            may_return_input = "dropout" in node.op
-            sources = [leaf for n in names for leaf in tree_leaves(bound.get(n)) if isinstance(leaf, Node)]
-            sources += [node.args[0]] if may_return_input and isinstance(node.args[0], Node) else []
-        group = {node}
-        for source in sources:
-            group |= self._aliases.get(source, {source})
-        for member in group:
-            self._aliases[member] = group
-
     def _record_mutation(self, node: Node, result: Any) -> None:
         """After an in-place op its target, and everything that shares memory with it, has changed."""
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-            return
-        written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        targets = [leaf for name in written for leaf in tree_leaves(node.bound.get(name)) if isinstance(leaf, Node)]
-        for target in targets:
+        for target in written(node):
             old = self.values[target]
             if isinstance(old, Known) and isinstance(result, Known):
                 if not result.lasting:  # computed for real, on shared memory
@@ -204,14 +180,14 @@ class Propagation(Scales):
             same_shape = isinstance(old, Labels) and isinstance(result, Labels) and old.shape == result.shape
             if same_shape and bool((old.ids == result.ids).all()):
                 continue
-            others = self._aliases[target] - {target, node}
+            others = self._aliases.of(target) - {target, node}
             leaf = target.target is None
             if not others and not leaf and isinstance(result, Labels):
                 self.values[target] = result
                 continue
             if isinstance(result, Labels) and self._write_through(target, result):
                 continue
-            for member in self._aliases[target]:
+            for member in self._aliases.of(target):
                 self.values[member] = tree_map(self._overwritten, self.values[member])
 
     def _write_through(self, target: Node, result: Labels) -> bool:
@@ -219,13 +195,12 @@ class Propagation(Scales):
 
         Returns False, and changes nothing, where it is not certain which elements share memory.
         """
-        chains = {member: _views_from_base(member) for member in self._aliases[target]}
-        bases = {chain[0] if chain else None for chain in chains.values()}
-        base = next(iter(bases))
-        if len(bases) > 1 or base is None or base.target is None or torch.Size(base.shape).numel() > MAX_WRITTEN:
+        chains = self._aliases.views(target)
+        base = chains[target][0] if chains else None
+        if base is None or base.target is None or torch.Size(base.shape).numel() > MAX_WRITTEN:
             return False
         positions = torch.arange(torch.Size(base.shape).numel()).view(base.shape)
-        places = {member: _through_views(chain[1:], positions) for member, chain in chains.items() if chain}
+        places = {member: through_views(chain[1:], positions) for member, chain in chains.items()}
         memory = self.labels(self.values[base]).full.reshape(-1).clone()
         if isinstance(self.values[base], Weight):  # a copy of a parameter: what is overwritten here is read nowhere
             self.equations.pin(memory[places[target]], by=self.node, reason="is overwritten")
@@ -241,35 +216,5 @@ class Propagation(Scales):
 
     def _forget_zeros(self, target: Node) -> None:
         """What was written from a buffer may change later: its zeros are not for ever."""
-        for member in self._aliases[target]:
+        for member in self._aliases.of(target):
             self.values[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self.values[member])
-
-
-def _views_from_base(node: Node) -> list[Node] | None:
-    """The base of a view and the views from it to the node; None if one of them might be a copy."""
-    chain = [node]
-    while True:
-        node = chain[0]
-        source = next((arg for arg in node.args if isinstance(arg, Node)), None)
-        if node.target is None or (node.op not in VIEWS and not _writes(node)):
-            aliasing = isinstance(node.target, torch._ops.OpOverload) and any(
-                argument.alias_info is not None for argument in node.target._schema.arguments
-            )
-            return None if aliasing or "dropout" in node.op else chain
-        if source is None:
-            return None
-        chain.insert(0, source)
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _through_views(chain: Sequence[Node], tensor: Any) -> Any:
-    for node in chain:
-        if node.op == "getitem":
-            tensor = tensor[node.args[1]]
-        elif not _writes(node):  # an in-place op returns its target
-            first, *rest = node.bound
-            tensor = node.target(**{first: tensor, **{name: node.bound[name] for name in rest}})
-    return tensor

@@ -6,22 +6,19 @@ written with in-place ops under ``no_grad``, so optimizers, compiled models and 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from .errors import RescalingError
 from .factor import Factor
-from .graph import as_call, untouched, unwrap
+from .graph import unwrap
 from .optimizer_state import transport
+from .outputs import default_tolerance, example_outputs, output_change
 from .symmetry import Symmetry, fingerprint, scaled_variance
 
 logger = logging.getLogger("pathcond")
@@ -233,53 +230,6 @@ def _verify(model: nn.Module, symmetry: Symmetry, copies: dict[str, Tensor], tol
         )  # fmt: skip
         logger.warning("The train-mode output changes by %.3g (relative): %s.", in_train, why)
     return in_eval, in_train
-
-
-def default_tolerance(model: nn.Module) -> float:
-    """√eps of the least precise parameter: far above rounding, far below a wrong symmetry."""
-    return max((math.sqrt(torch.finfo(p.dtype).eps) for p in model.parameters()), default=math.sqrt(torch.finfo(torch.float32).eps))
-
-
-def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool) -> list[Tensor]:
-    """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
-    args, kwargs = as_call(example_inputs)
-    buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
-    with untouched(model, training=training), torch.no_grad(), _full_precision():
-        outputs = torch.func.functional_call(model, values | buffers, args, kwargs)
-    return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    leaves = tree_leaves(outputs)
-    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    for leaf in leaves:
-        if hasattr(leaf, "values") and callable(leaf.values) and not isinstance(leaf, Tensor):  # unregistered mappings
-            found += _tensors(list(leaf.values()))
-    return found
-
-
-@contextlib.contextmanager
-def _full_precision() -> Iterator[None]:
-    """Without TF32, whose rounding would hide what is being measured."""
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
-
-
-def output_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest |after − before| of any output over the largest |before| of the same output."""
-    change = 0.0
-    for a, b in zip(before, after, strict=True):
-        if a.numel():
-            scale = float(a.double().abs().max()) or 1.0
-            difference = float((a.double() - b.double()).abs().max()) / scale
-            change = difference if math.isnan(difference) else max(change, difference)
-            if math.isnan(change):
-                return change
-    return change
 
 
 def _write(

@@ -1,55 +1,84 @@
-"""The one table of operation rules: ATen name -> how log-scales pass through it.
+"""The one table of operation rules: ATen name -> how log-scales pass through it, and how path energy does.
 
-A rule is a function of the propagation in progress and of the op's arguments, which it names as the ATen
-schema does (``x`` stands for the first argument whatever its name). It returns the labels of the result and
-states, through ``scales``, which labels must be equal, fixed, or combined. An op without a rule fixes all
-that reaches it: a missing rule costs symmetries, never correctness.
+A rule's two columns are functions of the walk in progress and of the op's arguments, which they name as the ATen
+schema does (``x`` stands for the first argument whatever its name).
+
+- The ``scales`` column returns the labels of the result and states, through ``scales``, which labels must be equal,
+  fixed, or combined. An op without a rule fixes all that reaches it: a missing rule costs symmetries, never correctness.
+- The ``energy`` column returns the path energy of the result. An op without one ends all paths that reach it; what it
+  computes is frozen at its value on the example batch.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..scales import Scales
 
-ScaleRule = Callable[..., Any]
+@dataclass(frozen=True)
+class Column:
+    """One function of the table.
+
+    Attributes:
+        function: The function itself.
+        wants: Names of the op's arguments that it reads.
+    """
+
+    function: Callable[..., Any]
+    wants: tuple[str, ...]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Column:
+        return cls(function, tuple(inspect.signature(function).parameters)[1:])
+
+    def __call__(self, walk: Any, arguments: dict[str, Any]) -> Any:
+        first = next(iter(arguments.values()), None)
+        return self.function(walk, **{name: first if name == "x" else arguments.get(name) for name in self.wants})
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one ATen op treats log-scales.
+    """How one ATen op treats log-scales and path energy.
 
     Attributes:
-        scales: The rule itself.
+        scales: How log-scales pass.
         family: Heading under which the documentation lists the op.
-        wants: Names of the op's arguments that the rule reads.
+        energy: How path energy passes; None where paths end.
+        measures: Whether the energy depends on the op's operands on the example batch (σ of a norm, a gate).
     """
 
-    scales: ScaleRule
+    scales: Column
     family: str
-    wants: tuple[str, ...]
-
-    def __call__(self, scales: Scales, arguments: dict[str, Any]) -> Any:
-        first = next(iter(arguments.values()), None)
-        return self.scales(scales, **{name: first if name == "x" else arguments.get(name) for name in self.wants})
+    energy: Column | None = None
+    measures: bool = True
 
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(*ops: str, family: str) -> Callable[[ScaleRule], ScaleRule]:
-    """Enter a function into the table for the given ATen names."""
+def rule(*ops: str, family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function into the ``scales`` column for the given ATen names."""
 
-    def enter(function: ScaleRule) -> ScaleRule:
-        wants = tuple(inspect.signature(function).parameters)[1:]
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
             if op in RULES:
                 raise ValueError(f"two rules for {op}")
-            RULES[op] = Rule(function, family, wants)
+            RULES[op] = Rule(Column.of(function), family)
+        return function
+
+    return enter
+
+
+def energy(*ops: str, measures: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function into the ``energy`` column of ops that have a rule."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            if RULES[op].energy is not None:
+                raise ValueError(f"two energy rules for {op}")
+            RULES[op] = replace(RULES[op], energy=Column.of(function), measures=measures)
         return function
 
     return enter

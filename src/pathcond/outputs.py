@@ -1,0 +1,91 @@
+"""What a model computes on the example batch: its outputs, how much they change, and its samples one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .graph import as_call, untouched
+
+
+def default_tolerance(model: nn.Module) -> float:
+    """√eps of the least precise parameter: far above rounding, far below a wrong symmetry."""
+    return max((math.sqrt(torch.finfo(p.dtype).eps) for p in model.parameters()), default=math.sqrt(torch.finfo(torch.float32).eps))
+
+
+def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool) -> list[Tensor]:
+    """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
+    args, kwargs = as_call(example_inputs)
+    buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
+    with untouched(model, training=training), torch.no_grad(), _full_precision():
+        outputs = torch.func.functional_call(model, values | buffers, args, kwargs)
+    return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    leaves = tree_leaves(outputs)
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    for leaf in leaves:
+        if hasattr(leaf, "values") and callable(leaf.values) and not isinstance(leaf, Tensor):  # unregistered mappings
+            found += _tensors(list(leaf.values()))
+    return found
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without TF32, whose rounding would hide what is being measured."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def output_change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest |after − before| of any output over the largest |before| of the same output."""
+    change = 0.0
+    for a, b in zip(before, after, strict=True):
+        if a.numel():
+            scale = float(a.double().abs().max()) or 1.0
+            difference = float((a.double() - b.double()).abs().max()) / scale
+            change = difference if math.isnan(difference) else max(change, difference)
+            if math.isnan(change):
+                return change
+    return change
+
+
+def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
+    """The example batch as one-sample batches; a single one, the whole, where samples are not told apart.
+
+    Samples lie along the first axis of every input that is as long there as the first input. Whether that is so is
+    tried: in eval mode the first sample must get the same outputs alone as together with the second.
+    """
+    inputs = as_call(example_inputs)
+    length = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 1)
+
+    def samples(start: int, stop: int) -> Any:
+        def part(x: Any) -> Any:
+            return x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == length else x
+
+        args, kwargs = tree_map(part, inputs)
+        return kwargs or args
+
+    if length < 2:
+        return [example_inputs]
+    try:
+        alone = example_outputs(model, samples(0, 1), {}, training=False)
+        paired = example_outputs(model, samples(0, 2), {}, training=False)
+    except Exception:  # whatever a model raises when its inputs are cut where they must not be
+        return [example_inputs]
+    cut = [out[:1] if out.dim() and out.shape[0] == 2 else out for out in paired]
+    same_shapes = [out.shape for out in cut] == [out.shape for out in alone]
+    if not same_shapes or not output_change(alone, cut) <= default_tolerance(model):
+        return [example_inputs]
+    return [samples(i, i + 1) for i in range(length)]
