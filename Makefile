@@ -19,8 +19,9 @@ DEVICE ?= cpu
 zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md (DEVICE=cuda is quicker)
 	$(PYTHON) -m tests.zoo --device $(DEVICE) --rows zoo.jsonl --write docs/zoo.md
 
-bench: $(READY)  ## Speed and memory beside naive implementations; writes benchmarks/results.json
+bench: $(READY)  ## Speed and memory beside naive implementations; writes benchmarks/*.json
 	$(PYTHON) -m benchmarks.symmetry
+	$(PYTHON) -m benchmarks.energy
 
 docs: $(READY)  ## The pages that are generated from the code
 	$(PYTHON) -m pathcond.rules.document docs/supported-operations.md

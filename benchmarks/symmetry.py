@@ -8,70 +8,19 @@ All figures of one model come from one process, so that ratios survive a noisy m
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import time
 import warnings
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from tests import torchvision_operators  # noqa: F401  before torchvision is imported
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import pathcond
 from pathcond.graph import Graph, capture
 from pathcond.symmetry import symmetry_of
 
+from .measuring import PeakMemory, activation_bytes, median_seconds, printed, write
+
 MODELS = ("resnet50", "densenet201", "swin_t", "vgg16")
-
-
-class PeakMemory(TorchDispatchMode):
-    """Largest number of bytes alive at a time among the tensors made inside; the model's own do not count."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        held = [*model.parameters(), *model.buffers()]
-        self.tensors: dict[int, int] = {t.untyped_storage()._cdata: 1 for t in held}  # storage -> tensors that hold it
-        self.bytes = self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_sparse:
-                storage, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
-                if self.tensors.setdefault(storage, 0) == 0:
-                    self.bytes += size
-                self.tensors[storage] += 1
-                weakref.finalize(tensor, self._drop, storage, size)
-        self.peak = max(self.peak, self.bytes)
-        return result
-
-    def _drop(self, storage: int, size: int) -> None:
-        self.tensors[storage] -= 1
-        self.bytes -= size if self.tensors[storage] == 0 else 0
-
-
-def activation_bytes(graph: Graph) -> int:
-    """Bytes of all results that are no views, as a forward pass that keeps them would hold."""
-    total = 0
-    for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and isinstance(node.shape, tuple):
-            is_view = any(a.alias_info is not None for a in node.target._schema.arguments)
-            total += 0 if is_view else torch.Size(node.shape).numel() * node.dtype.itemsize
-    return total
-
-
-def median_seconds(action: Callable[[], object], repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 def measure(name: str, repeats: int) -> dict[str, Any]:
@@ -123,11 +72,8 @@ def main() -> None:
     rows = []
     for name in options.models:
         rows.append(measure(name, options.repeats))
-        print(" ".join(f"{key}={value:.3g}" if isinstance(value, float) else f"{value}" for key, value in rows[-1].items()))
-    environment = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-    with open(options.out, "w") as file:
-        json.dump({"environment": environment, "rows": rows}, file, indent=1)
-        file.write("\n")
+        print(printed(rows[-1]), flush=True)
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

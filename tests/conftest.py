@@ -13,3 +13,10 @@ settings.load_profile("pathcond")
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked ``cuda`` exist only where there is a GPU."""
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("cuda")])
+        items[:] = [item for item in items if not item.get_closest_marker("cuda")]

@@ -22,6 +22,17 @@ def with_inputs():
 def smooth():
     return nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), torch.randn(5, 3)
 
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.g, self.b = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * self.g(x).sigmoid())
+
+def gated():
+    return Gated(), torch.randn(5, 3)
+
 class Branching(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
@@ -51,6 +62,17 @@ def test_a_table_for_people(file: str) -> None:
     assert code == 0
     assert "4 units in 1 group" in out
     assert "0.{weight,bias}" in out
+
+
+def test_paths_on_request(file: str) -> None:
+    code, out, _ = run(f"{file}:gated", "--paths")
+    assert code == 0
+    assert "Paths: 10^1.23, ‖Φ‖₂ = " in out  # (3 + 1)·4 + 1 = 17
+    assert "Rescaling will do" in out
+    assert "2: reaches sigmoid [g.{weight,bias}]" in out
+    code, out, _ = run(f"{file}:gated", "--paths", "--json")
+    assert code == 0
+    assert set(json.loads(out)["paths"]["off_path"]) == {"g.weight", "g.bias"}
 
 
 def test_json_for_scripts(file: str) -> None:
@@ -107,3 +129,24 @@ def test_demo() -> None:
     change = re.search(r"change of an output: eval (\S+),", result.stdout)
     assert change is not None
     assert float(change[1]) < 1e-12
+
+
+def test_reproduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathcond.experiments import table1
+
+    monkeypatch.setattr(table1, "NETWORKS", {"MLP 3×500": table1.NETWORKS["MLP 3×500"]})
+    result = CliRunner().invoke(app, ["reproduce", "table1"])
+    assert result.exit_code == 0
+    assert re.search(r"MLP 3×500 +2,042,510 +2,042,510 +✓ +1,500 +1,500 +✓ +3.84e12 +3.84e12 +✓ +3.84e12", result.stdout)
+    (row,) = json.loads(CliRunner().invoke(app, ["reproduce", "table1", "--json"]).stdout)
+    assert (row["model"], row["parameters"]) == ("MLP 3×500", 2_042_510)
+
+
+def test_reproduce_lists_what_there_is() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "table1")
+    for arguments, message in ((["figure99"], "no 'figure99'"), ([], "Say what to reproduce")):
+        result = CliRunner().invoke(app, ["reproduce", *arguments])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+        assert "table1" in result.stderr

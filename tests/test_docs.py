@@ -18,15 +18,22 @@ def test_supported_operations_are_up_to_date() -> None:
 
 
 def test_the_quick_start_runs_and_prints_what_it_says() -> None:
-    code = re.search(r"```python\n(.*?)```", README, re.S)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
     shown = re.search(r"```\n(Symmetry of Sequential.*?)```", README, re.S)
-    assert code is not None
+    sentence = re.search(r"```\n(Rescaling will do.*?)```", README, re.S)
     assert shown is not None
+    assert sentence is not None
     scope: dict = {}
-    exec(code[1], scope)
+    exec("\n".join(blocks), scope)
     assert str(scope["symmetry"]) == shown[1].rstrip()
+    regime = str(pathcond.theory.regime(scope["model"], scope["batch"]))
+    assert _without_figures(regime) == _without_figures(" ".join(sentence[1].split()))
     assert scope["symmetry"].num_units == 400
     assert scope["result"].output_change_eval < 1e-4
+
+
+def _without_figures(text: str) -> str:
+    return re.sub(r"\d+\.\d+", "0.0", text)
 
 
 def test_the_table_of_models_covers_the_collection() -> None:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.graph import capture
-from pathcond.rescale import example_outputs, output_change
+from pathcond.graph import as_call, capture, untouched
+from pathcond.lifting import PathEnergy, Sample, capture_sample, off_path, path_energy
+from pathcond.outputs import example_outputs, output_change
 from pathcond.symmetry import symmetry_of
 
 from . import torchvision_operators  # noqa: F401  before anything imports torchvision
@@ -56,6 +57,13 @@ class Result:
     eval_change: dict[str, float] = field(default_factory=dict)
     train_change: dict[str, float] = field(default_factory=dict)
     rounding_floor: float = 0.0
+    energy_floor: float = 0.0
+    energy_change: dict[str, float] = field(default_factory=dict)  # of g·d², which a rescaling by d must keep
+    energy_problem: str = ""
+    off_path: dict[str, str] = field(default_factory=dict)  # parameters outside the path lifting, and why
+    zeros: int = 0  # elements of g that are zero in other parameters
+    log10_paths: float = 0.0
+    seconds_energy: float = 0.0
     seconds_capture: float = 0.0  # both modes
     seconds_search: float = 0.0
     environment: str = ""
@@ -156,6 +164,23 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
             if name.endswith("running_var"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+            if name.endswith("num_batches_tracked"):
+                buffer.fill_(1)
+
+
+def settle(model: nn.Module, inputs: Any) -> None:
+    """Statistics near those of the batch, so that activations and gates have the sizes of a trained model."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_var is not None]
+    momenta = [norm.momentum for norm in norms]
+    args, kwargs = as_call(inputs)
+    with torch.no_grad(), untouched(model, training=True):
+        for norm in norms:
+            norm.momentum = 1.0
+        model(*args, **kwargs)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            norm.running_mean += 0.3 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
+            norm.running_var.mul_(torch.rand_like(norm.running_var) + 0.5).clamp_(min=0.5)
 
 
 def outputs(model: nn.Module, inputs: Any, *, training: bool) -> list[Tensor]:
@@ -179,6 +204,7 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
     randomise(model)
     model = model.to(device)
     inputs = torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
+    settle(model, inputs)
     result.parameters = sum(p.numel() for p in model.parameters())
     start = time.perf_counter()
     graphs = [capture(model, inputs, training=training) for training in (False, True)]
@@ -186,6 +212,8 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = outputs(model, inputs, training=False)
     before_train = outputs(model, inputs, training=True)
+    sample = capture_sample(model, inputs)
+    energy = examine_energy(model, sample, result)
     for normalization in NORMALIZATIONS:
         start = time.perf_counter()
         symmetry = symmetry_of(model, inputs, graphs, normalization=normalization)
@@ -196,20 +224,52 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
         result.eval_change[normalization] = output_change(before, outputs(model, inputs, training=False))
         if normalization == "gain" or entry.name.endswith(TRAIN_ONLY_HEADS):
             result.train_change[normalization] = output_change(before_train, outputs(model, inputs, training=True))
+        rescaled = path_energy(model, sample).diagonal
+        factors = symmetry.factors(log_scales)
+        result.energy_change[normalization] = max(
+            energy_change(g, rescaled[name], factors[name].to(g)) for name, g in energy.diagonal.items()
+        )
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 tensor.copy_(state[name])
-    if max(result.eval_change.values()) > LARGEST_CHANGE:
-        result.rounding_floor = rounding_floor(model, inputs, before)
+    if max([*result.eval_change.values(), *result.energy_change.values()]) > LARGEST_CHANGE:
+        disturb(model)
+        result.rounding_floor = output_change(before, outputs(model, inputs, training=False))
+        disturbed = path_energy(model, sample).diagonal
+        result.energy_floor = max(energy_change(g, disturbed[name], torch.ones_like(g)) for name, g in energy.diagonal.items())
     return result
 
 
-def rounding_floor(model: nn.Module, inputs: Any, before: list[Tensor]) -> float:
-    """Change of the outputs when the last bit of every weight is disturbed: what no exact rescaling can beat."""
+def examine_energy(model: nn.Module, sample: Sample, result: Result) -> PathEnergy:
+    """Path energy of the model: finite, not negative, and zero only in parameters of which the reason is known."""
+    start = time.perf_counter()
+    energy = path_energy(model, sample)
+    result.seconds_energy = time.perf_counter() - start
+    result.off_path = off_path(model, sample)
+    result.log10_paths = pathcond.log10_paths(model, sample)
+    for name, g in energy.diagonal.items():
+        if not bool(g.isfinite().all()) or bool((g < 0).any()):
+            result.energy_problem = f"g of {name} is negative or not finite"
+        if name not in result.off_path:
+            result.zeros += int((g == 0).sum())
+            if not bool(g.any()):
+                result.energy_problem = f"g of {name} is zero for no reason"
+    return energy
+
+
+def energy_change(g: Tensor, rescaled: Tensor, factor: Tensor) -> float:
+    """Largest relative change of g·d², element by element; infinite where a zero comes or goes."""
+    kept = rescaled * factor.square()
+    if bool(((g == 0) != (kept == 0)).any()):
+        return math.inf
+    return float(((kept - g).abs() / g.clamp(min=torch.finfo(g.dtype).tiny)).max()) if g.numel() else 0.0
+
+
+def disturb(model: nn.Module) -> None:
+    """Change the last bit of every weight: what that does to an output or an energy no exact rescaling can beat."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + torch.finfo(parameter.dtype).eps * torch.randint_like(parameter, -1, 2))
-    return output_change(before, outputs(model, inputs, training=False))
 
 
 def failures(result: Result) -> list[str]:
@@ -218,6 +278,10 @@ def failures(result: Result) -> list[str]:
     for normalization, change in result.eval_change.items():
         if not change <= max(LARGEST_CHANGE, 4 * result.rounding_floor):
             found.append(f"{normalization}: eval output changed by {change:.2g}")
+    for normalization, change in result.energy_change.items():
+        if not change <= max(LARGEST_CHANGE, 4 * result.energy_floor):
+            found.append(f"{normalization}: path energy changed by {change:.2g}")
+    found += [result.energy_problem] if result.energy_problem else []
     if not result.train_change.get("gain", 0.0) <= LARGEST_CHANGE:
         found.append(f"gain: train output changed by {result.train_change['gain']:.2g}")
     return found
@@ -239,7 +303,8 @@ def _examine_safely(name: str, device: str) -> Result:
 def table(results: list[Result]) -> str:
     """The page docs/zoo.md."""
     within = sum(max(r.eval_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
-    marked = sum(not failures(r) for r in results) - within
+    marked = sum(max(r.eval_change.values(), default=math.nan) > LARGEST_CHANGE for r in results)
+    energy_within = sum(max(r.energy_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
     where = "; ".join(sorted({r.environment for r in results}))
     lines = [
         "# Models that were tested",
@@ -252,17 +317,29 @@ def table(results: list[Result]) -> str:
         f"under `gain` (those with train-only heads too). {marked} more, marked with *, amplify rounding: disturbing the last bit",
         "of the weights alone changes the outputs by the figure in brackets; a rescaling by at most four times that.",
         "",
-        "| model | parameters | units absorb | gain | full | paper | largest change | capture s | search s |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "Path energy: g·d² is compared before and after each of these rescalings, element by element of diag(G), calibrated;",
+        f"the largest relative change is in the table. {energy_within} models keep it to 1e-9; for the others, marked with *, the",
+        "figure in brackets is what disturbing the last bit of the weights does. Parameters off path (gates' own branches, queries",
+        "and keys, weights computed from other parameters) are those that `pathcond.lifting.off_path` lists.",
+        "",
+        "| model | parameters | units absorb | gain | full | paper | largest change | log10 paths | off path | energy change "
+        "| capture s | search s | energy s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
         change = max(r.eval_change.values(), default=math.nan)
         units = " | ".join(f"{r.units.get(n, 0):,}" for n in NORMALIZATIONS)
         note = f" **{failures(r)[0].splitlines()[0][:100]}**" if failures(r) else ""
-        shown = f"{change:.0e}" if change <= LARGEST_CHANGE else f"{change:.0e} * ({r.rounding_floor:.0e})"
-        seconds = f"{r.seconds_capture:.1f} | {r.seconds_search:.1f}"
-        lines.append(f"| {r.name}{note} | {r.parameters:,} | {units} | {shown} | {seconds} |")
+        paths = f"{r.log10_paths:.1f} | {len(r.off_path):,}"
+        shown = _beside_floor(change, r.rounding_floor)
+        energy = _beside_floor(max(r.energy_change.values(), default=math.nan), r.energy_floor)
+        seconds = f"{r.seconds_capture:.1f} | {r.seconds_search:.1f} | {r.seconds_energy:.1f}"
+        lines.append(f"| {r.name}{note} | {r.parameters:,} | {units} | {shown} | {paths} | {energy} | {seconds} |")
     return "\n".join(lines) + "\n"
+
+
+def _beside_floor(change: float, floor: float) -> str:
+    return f"{change:.0e}" if change <= LARGEST_CHANGE else f"{change:.0e} * ({floor:.0e})"
 
 
 def main() -> int:
@@ -284,7 +361,9 @@ def main() -> int:
         for result in pool.imap_unordered(functools.partial(_examine_safely, device=options.device), todo):
             done[result.name] = result
             change = max(result.eval_change.values(), default=math.nan)
-            print(f"{result.name}: {result.units} {change:.1e} {'; '.join(failures(result))}", flush=True)
+            energy = max(result.energy_change.values(), default=math.nan)
+            outside = f"{len(result.off_path)} off path, {result.zeros} zeros"
+            print(f"{result.name}: {result.units} {change:.1e} {energy:.1e} {outside} {'; '.join(failures(result))}", flush=True)
             if options.rows:
                 with open(options.rows, "a") as file:
                     file.write(json.dumps(asdict(result)) + "\n")

@@ -1,4 +1,4 @@
-"""The two errors of the library. Either one means: the model is exactly what it was before the call."""
+"""The errors of the library. Each means: the model is exactly what it was before the call."""
 
 
 class UnsupportedModelError(ValueError):
@@ -7,3 +7,7 @@ class UnsupportedModelError(ValueError):
 
 class RescalingError(ValueError):
     """A rescaling was refused before the first write; the message lists every reason."""
+
+
+class EnergyRangeError(ArithmeticError):
+    """Path energy leaves the range of float64; the message names the layer."""

@@ -33,6 +33,18 @@ def symmetry_table(symmetry: Symmetry) -> str:
     return "\n".join(parts)
 
 
+def paths_table(log10_paths: float, path_norm: float, off_path: dict[str, str], regime: str) -> str:
+    """The path lifting in a few lines: how many paths, what lies on none, and whether rescaling will do much."""
+    lines = [f"Paths: 10^{log10_paths:.2f}, ‖Φ‖₂ = {path_norm:.4g}", regime]
+    if off_path:
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in off_path.items():
+            by_reason.setdefault(reason.partition(" at ")[0], []).append(name)
+        lines += ["", "Parameters on no path (diag G = 0):"]
+        lines += [f"  {len(names):,}: {reason} [{_names(names)}]" for reason, names in by_reason.items()]
+    return "\n".join(lines)
+
+
 def _pinned_lines(pinned: Sequence[Pinned]) -> list[str]:
     by_reason: dict[tuple[str, str], list[Pinned]] = {}
     for pin in pinned:

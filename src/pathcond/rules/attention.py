@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from ..labels import Labels
 from .contraction import contract
-from .table import rule
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 
@@ -30,3 +34,35 @@ def _repeat_heads(labels: Labels, heads: int) -> Labels:
     times = heads // labels.shape[axis]
     ids = labels.ids if labels.ids.shape[axis] == 1 else labels.ids.repeat_interleave(times, axis)
     return Labels(ids, (*labels.shape[:axis], heads, *labels.shape[axis + 1 :]))
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+
+@energy("scaled_dot_product_attention", measures=True)
+def attention_energy(
+    energies: Energies, query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: Any, enable_gqa: bool
+) -> Tensor:
+    """Paths lead from the values, times the attention weights frozen at their value on the example batch."""
+    v = energies.factor(value)
+    for name in ("query", "key", "attn_mask"):
+        energies.end(name, "makes attention weights")
+
+    def weights(q: Tensor, k: Tensor, mask: Any) -> Tensor:
+        if enable_gqa:
+            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+        scores = q @ k.transpose(-1, -2) * (scale if scale is not None else q.shape[-1] ** -0.5)
+        if is_causal:
+            scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1)
+
+    if energies.calibrate:
+        mixing = energies.measured(weights, "query", "key", "attn_mask")
+    else:
+        mixing = torch.ones(*energies.node.shape[:-1], v.shape[-2], dtype=torch.float64, device=energies.device)
+        mixing = mixing.tril() if is_causal else mixing
+    if enable_gqa:
+        v = v.repeat_interleave(energies.node.shape[-3] // v.shape[-3], -3)
+    return mixing @ v

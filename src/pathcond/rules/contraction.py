@@ -11,11 +11,16 @@ from __future__ import annotations
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from .. import labels as lb
+from ..energies import PathSum
 from ..labels import ANY, FIXED, Labels
-from .table import rule
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 CONTRACTION = "Contractions: weights read the scales of their inputs and give fresh ones to their outputs"
@@ -169,3 +174,43 @@ def convolution(scales: Scales, input: Any, weight: Any, bias: Any, groups: int,
 
 def _letters(count: int) -> str:
     return "ABCDEFGHJKLMNOPQRSTUVWXYZ"[:count]
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+
+@energy("linear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def weighted_sum(energies: Energies, input: Any, weight: Any, bias: Any) -> Tensor:
+    """Weights lengthen the paths of what they read, biases start new ones: the op itself on energies and |θ|^p."""
+    x, w = energies.factors(input, weight)
+    return energies.itself({"input": x, "weight": w, "bias": None if bias is None else energies.summand(bias)})
+
+
+@energy("matmul", "mm", "bmm", "mv", "dot")
+def matrix_product(energies: Energies, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any) -> Tensor:
+    """Energies multiply and are summed."""
+    right = next(operand for operand in (other, mat2, vec, tensor) if operand is not None)
+    return torch.matmul(*energies.factors(x, right))
+
+
+@energy("addmm", "baddbmm", "addmv")
+def matrix_product_plus(
+    energies: Energies, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any, alpha: Any, beta: Any
+) -> Tensor:
+    """Energies multiply and are summed; what is added starts paths."""
+    a = next(operand for operand in (mat1, batch1, mat) if operand is not None)
+    b = next(operand for operand in (mat2, batch2, vec) if operand is not None)
+    product = torch.matmul(*energies.factors(a, b)) * energies.power(alpha)
+    return energies.summand(x) * energies.power(beta) + product
+
+
+@energy("einsum")
+def einsum_energy(energies: Energies, equation: str, tensors: Any) -> Tensor:
+    """Energies multiply and are summed."""
+    if len(tensors) == 1:
+        return torch.einsum(equation, energies.factor(tensors[0]))
+    first, second, *rest = tensors
+    operands = list(energies.factors(first, second))
+    for operand in rest:
+        operands.append(energies.factors(PathSum(operands[0], energies.exponent), operand)[1])
+    return torch.einsum(equation, *operands)

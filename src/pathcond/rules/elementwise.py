@@ -5,10 +5,15 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from ..energies import FREEZE
 from ..labels import ANY, Labels, constant
-from .table import rule
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 HOMOGENEOUS = "Positively homogeneous: the scale passes through"
@@ -155,3 +160,128 @@ def zero(scales: Scales) -> Labels:
 @rule("copy", "fill", family="Writes: the target takes the scale of what is written")
 def write(scales: Scales, src: Any, value: Any) -> Labels:
     return scales.broadcast(scales.labels(src if src is not None else value), scales.node.shape)
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+NEAR_ZERO = 1e-8  # the gate f(x)/x of an activation at 0 is taken here
+
+
+@energy("relu", "leaky_relu", "rrelu", "rrelu_with_noise", "abs", "neg", "dropout", "feature_dropout", "positive", "clamp",
+        "clamp_min", "clamp_max", "hardtanh", "relu6", "threshold", "softshrink", "hardshrink")  # fmt: skip
+def unchanged(energies: Energies, x: Any) -> Tensor:
+    """Homogeneous activations and clamps pass all paths on."""
+    return energies.factor(x)
+
+
+@energy("prelu")
+def prelu_energy(energies: Energies, x: Any) -> Tensor:
+    """Passes all paths on; the slope lies on none of them."""
+    energies.end("weight", "is the slope of a PReLU")
+    return energies.factor(x)
+
+
+@energy("gelu", "silu", "elu", "celu", "selu", "mish", "hardswish", "softplus", measures=True)
+def smooth_energy(energies: Energies, x: Any) -> Any:
+    """As ReLU with approximate=True; otherwise f(x) = x · gate, with the gate frozen at its value on the example batch."""
+    if energies.approximate or not energies.calibrate:
+        return energies.factor(x)
+    first, *others = energies.node.bound
+    settings = {name: energies.node.bound[name] for name in others}
+    if energies.node.op == "softplus":  # does not vanish at 0
+        return FREEZE
+    return energies.factor(x) * energies.measured(lambda v: energies.at(_off_zero(v), **settings) / _off_zero(v), first)
+
+
+def _off_zero(x: Tensor) -> Tensor:
+    return x.masked_fill(x == 0, NEAR_ZERO)
+
+
+@energy("glu", measures=True)
+def glu_energy(energies: Energies, x: Any, dim: int) -> Tensor:
+    """a · sigmoid(b): the paths of a pass, times the gate frozen at its value on the example batch."""
+    return energies.factor(x).chunk(2, dim)[0] * energies.measured(lambda v: v.chunk(2, dim)[1].sigmoid(), "self")
+
+
+@energy("add", "sub", "rsub")
+def sum_energy(energies: Energies, x: Any, other: Any, alpha: Any) -> Tensor:
+    """Energies add."""
+    weight = energies.power(1 if alpha is None else alpha)
+    a, b = energies.summand(x), energies.summand(other)
+    return a * weight + b if energies.node.op == "rsub" else a + b * weight if alpha != 1 else a + b
+
+
+@energy("maximum", "minimum", "fmax", "fmin")
+def choice_energy(energies: Energies, x: Any, other: Any) -> Tensor:
+    """One path per alternative: energies add."""
+    return energies.summand(x) + energies.summand(other)
+
+
+@energy("addcmul")
+def add_product_energy(energies: Energies, x: Any, tensor1: Any, tensor2: Any, value: Any) -> Tensor:
+    """Energies multiply, then add."""
+    a, b = energies.factors(tensor1, tensor2)
+    return energies.summand(x) + a * b * energies.power(value)
+
+
+@energy("where", measures=True)
+def where_energy(energies: Energies, self: Any, other: Any) -> Tensor:
+    """The share of samples on which an alternative is chosen; one path per alternative uncalibrated."""
+    a, b = energies.summand(self), energies.summand(other)
+    return energies.measured(lambda c: c.bool(), "condition") * a + energies.measured(lambda c: ~c.bool(), "condition") * b
+
+
+@energy("masked_fill", measures=True)
+def masked_fill_energy(energies: Energies, x: Any, value: Any) -> Tensor:
+    """The share of samples on which an element is kept."""
+    kept, filled = (energies.measured(f, "mask") for f in (lambda m: ~m, lambda m: m))
+    return kept * energies.summand(x) + filled * energies.summand(value)
+
+
+@energy("mul", "multiply", measures=False)
+def product_energy(energies: Energies, x: Any, other: Any) -> Tensor:
+    """Energies multiply; a gate or a constant c multiplies by the mean of |c|^p."""
+    if x is other and energies.calibrate:
+        return power_energy(energies, x, 2)
+    a, b = energies.factors(x, other)
+    return a * b
+
+
+@energy("div", "divide", "true_divide", measures=True)
+def quotient_energy(energies: Energies, x: Any, other: Any, rounding_mode: Any) -> Any:
+    """The divisor is frozen at its value on the example batch."""
+    if rounding_mode is not None:
+        return FREEZE
+    energies.end("other", "is part of a divisor")
+    return energies.summand(x) * energies.reciprocal_power(other)
+
+
+@energy("square", "pow", measures=True)
+def power_energy(energies: Energies, x: Any, exponent: Any) -> Any:
+    """xⁿ = x · xⁿ⁻¹ with xⁿ⁻¹ frozen at its value on the example batch; uncalibrated all n factors have paths."""
+    times = 2 if energies.node.op == "square" else exponent
+    if not isinstance(times, (int, float)) or times != int(times) or times < 1:
+        return FREEZE
+    if energies.calibrate:
+        return energies.factor(x) * energies.measured(lambda v: v ** int(times - 1), "self")
+    energies.exponent *= int(times)
+    return energies.factor(x) ** int(times)
+
+
+@energy("zeros_like", "new_zeros", "zero")
+def zeros_energy(energies: Energies) -> Tensor:
+    """No paths."""
+    return torch.zeros(energies.node.shape, dtype=torch.float64, device=energies.device)
+
+
+@energy("full_like", "new_full", "ones_like", "new_ones", "fill")
+def full_energy(energies: Energies, fill_value: Any, value: Any) -> Tensor:
+    """A constant starts paths."""
+    constant = next((v for v in (fill_value, value) if v is not None), 1.0)
+    return energies.summand(constant).expand(energies.node.shape)
+
+
+@energy("copy")
+def copy_energy(energies: Energies, src: Any) -> Tensor:
+    """The target takes the energy of what is written."""
+    return energies.summand(src).expand(energies.node.shape)

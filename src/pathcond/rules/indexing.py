@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
+from ..energies import FREEZE, Frozen, PathSum
 from ..labels import Labels
-from .table import rule
+from ..values import Known
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick"
@@ -77,3 +82,41 @@ def scatter(scales: Scales, x: Any, index: Any, indices: Any, src: Any, values: 
 @rule("tril", "triu", family=INDEXING)
 def triangle(scales: Scales, x: Any) -> Labels:
     return scales.labels(x)
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+
+@energy("embedding", measures=True)
+def embedding_energy(energies: Energies, weight: Any) -> Tensor:
+    """The rows that the example batch reads; uncalibrated one path per row."""
+    table = energies.factor(weight)
+    if not energies.calibrate:
+        return table.sum(0).expand(energies.node.shape)
+    return energies.averaged(lambda rows: F.embedding(rows, table), "indices")
+
+
+@energy("index", measures=True)
+def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
+    """Known indices are executed on the energies; others end the paths."""
+    if any(isinstance(given, (Frozen, PathSum)) for given in indices):
+        return FREEZE
+    return energies.summand(x)[tuple(slice(None) if given is None else given.value for given in indices)]
+
+
+@energy("index_select", "gather", "take_along_dim", measures=True)
+def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Tensor:
+    """What the example batch picks; uncalibrated one path per element that may be picked."""
+    name = "index" if index is not None else "indices"
+    given = index if index is not None else indices
+    if isinstance(given, Known) or energies.calibrate:
+        power = energies.summand(x)
+        return energies.averaged(lambda at: energies.itself({"self": power, name: at}), name)
+    return energies.summand(x).sum(dim, keepdim=True).expand(energies.node.shape)
+
+
+@energy("tril", "triu", "slice_scatter", "select_scatter", "index_put", "index_copy", "index_add", "scatter", "scatter_add")
+def placed(energies: Energies, index: Any, indices: Any) -> Any:
+    """Known indices are executed on the energies; others end the paths."""
+    unknown = [given for given in (index, *(indices or ())) if isinstance(given, (Frozen, PathSum))]
+    return FREEZE if unknown else energies.itself()

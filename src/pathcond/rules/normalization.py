@@ -20,12 +20,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from .. import labels as lb
 from ..graph import Graph, Node
 from ..labels import FIXED, Labels
-from .table import rule
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 NORMALIZATION = "Normalization: by the choice of `normalization`"
@@ -185,3 +189,67 @@ def handwritten_gain(scales: Scales, x: Any, other: Any) -> Labels:
             if scales.is_weight(operand):
                 scales.pin(operand, _gain_reason(scales))
     return scales.combine((1, x), (1, other))
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+
+@energy("batch_norm", "cudnn_batch_norm", measures=True)
+def batch_norm_energy(energies: Energies, input: Any, weight: Any, bias: Any, eps: float) -> Tensor:
+    """Times |γ/σ|^p, plus |β|^p; the −γμ/σ of a BatchNorm starts no path."""
+    _, variance = energies.statistics()
+    x = energies.summand(input)
+    tail = (-1, *[1] * (x.dim() - 2))
+    return _affine(energies, x, energies.power((variance + eps).rsqrt()).reshape(tail), weight, bias, tail)
+
+
+@energy("instance_norm", measures=True)
+def instance_norm_energy(energies: Energies, input: Any, running_mean: Any, weight: Any, bias: Any, eps: float) -> Tensor:
+    """Times |γ/σ|^p, plus |β|^p."""
+    if running_mean is not None:
+        return batch_norm_energy(energies, input, weight, bias, eps)
+    x = energies.summand(input)
+    tail = (-1, *[1] * (x.dim() - 2))
+    return _affine(energies, x, _inverse_deviation(energies, list(range(2, x.dim())), eps), weight, bias, tail)
+
+
+@energy("layer_norm", "rms_norm", measures=True)
+def layer_norm_energy(energies: Energies, input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> Tensor:
+    """Times |γ/σ|^p, plus |β|^p."""
+    x = energies.summand(input)
+    axes = list(range(x.dim() - len(normalized_shape), x.dim()))
+    centred = energies.node.op == "layer_norm"
+    eps = torch.finfo(torch.float64).eps if eps is None else eps
+    factor = _inverse_deviation(energies, axes, eps, centred=centred)
+    return _affine(energies, x, factor, weight, bias, tuple(normalized_shape))
+
+
+@energy("group_norm", measures=True)
+def group_norm_energy(energies: Energies, input: Any, num_groups: int, weight: Any, bias: Any, eps: float) -> Tensor:
+    """Times |γ/σ|^p, plus |β|^p."""
+    x = energies.summand(input)
+    batch, channels, *space = x.shape
+
+    def inverse_deviation(v: Tensor) -> Tensor:
+        variance = v.reshape(batch, num_groups, -1).var(-1, correction=0)
+        return (variance + eps).rsqrt().repeat_interleave(channels // num_groups, 1).reshape(batch, channels, *[1] * len(space))
+
+    return _affine(energies, x, energies.measured(inverse_deviation, "input"), weight, bias, (-1, *[1] * len(space)))
+
+
+def _inverse_deviation(energies: Energies, axes: list[int], eps: float, *, centred: bool = True) -> Tensor:
+    """|1/σ|^p over the given axes, frozen at its value on the example batch."""
+
+    def function(v: Tensor) -> Tensor:
+        variance = v.var(axes, correction=0, keepdim=True) if centred else v.square().mean(axes, keepdim=True)
+        return (variance + eps).rsqrt()
+
+    return energies.measured(function, "input")
+
+
+def _affine(energies: Energies, x: Tensor, factor: Tensor, weight: Any, bias: Any, tail: tuple[int, ...]) -> Tensor:
+    """|γ|^p · factor · x + |β|^p."""
+    if weight is not None:
+        factor = factor * energies.factor(weight).reshape(tail)
+    out = x * factor
+    return out if bias is None else out + energies.summand(bias).reshape(tail)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..energies import FREEZE
 from ..labels import Labels, constant
-from .table import rule
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 REDUCTION = "Reductions: the scales of what is reduced are equated"
@@ -105,3 +111,139 @@ def grid_sample(scales: Scales, input: Any, grid: Any) -> Labels:
     scales.pin(grid, "is a sampling grid")
     labels = scales.labels(input)
     return Labels(scales.agree(labels, range(2, len(labels.shape))).ids, scales.node.shape)
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+
+@energy("sum", "cumsum", "nansum", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d")
+def summed(energies: Energies) -> Tensor:
+    """The op itself, run on the energies."""
+    return energies.itself()
+
+
+@energy("mean")
+def averaged(energies: Energies, x: Any) -> Tensor:
+    """The average of n elements has paths of weight 1/n from each."""
+    total = energies.itself()
+    return total * (energies.summand(x).numel() / max(1, total.numel())) ** (1 - energies.p)
+
+
+@energy("amax", "amin", "max", "min", "median")
+def selected(energies: Energies, x: Any, dim: Any, keepdim: Any, other: Any) -> Any:
+    """One path per element that may be selected."""
+    if other is not None:
+        return energies.summand(x) + energies.summand(other)
+    power = energies.summand(x)
+    dims = list(range(power.dim())) if dim is None or dim == [] else dim
+    total = power.sum(dims, keepdim=bool(keepdim))
+    return (total, FREEZE) if isinstance(energies.node.shape, list) else total
+
+
+@energy("sort", "topk")
+def ranked(energies: Energies, x: Any, dim: Any) -> Any:
+    """One path per element that may be selected."""
+    total = energies.summand(x).sum(-1 if dim is None else dim, keepdim=True)
+    return total.expand(energies.node.shape[0]), FREEZE
+
+
+@energy("var_mean", "std_mean", measures=True)
+def spread_and_mean(energies: Energies, x: Any, dim: Any, keepdim: Any) -> Any:
+    """The mean has paths of weight 1/n from each element; the spread ends them."""
+    power = energies.summand(x)
+    mean = power.mean(list(range(power.dim())) if dim is None else dim, keepdim=bool(keepdim))
+    return FREEZE, mean * (power.numel() / mean.numel()) ** (1 - energies.p)
+
+
+@energy("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_energy(energies: Energies, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    """One path per entry of the window."""
+    shape = energies.node.shape[0] if isinstance(energies.node.shape, list) else energies.node.shape
+    total = _window_sum(energies.summand(x), shape, kernel_size, stride or kernel_size, padding, dilation)
+    return (total, FREEZE) if isinstance(energies.node.shape, list) else total
+
+
+@energy("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool_energy(energies: Energies, x: Any, kernel_size: Any, stride: Any, padding: Any) -> Tensor:
+    """Paths of weight 1/n from each of the n entries of the window."""
+    power = energies.summand(x)
+    average = energies.itself()
+    if energies.p == 1:
+        return average
+    rank = len(kernel_size)
+    ones = power.detach().new_ones((1, 1, *power.shape[power.dim() - rank :]))
+    shape = (1, 1, *average.shape[average.dim() - rank :])
+    entries = _window_sum(ones, shape, kernel_size, stride or kernel_size, padding, [1])
+    weight = energies.itself({"self": ones}) / entries  # 1/n, whatever the op counts at the border
+    return average * weight.reshape(shape[2:]) ** (energies.p - 1)
+
+
+@energy("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_avg_pool_energy(energies: Energies, x: Any, output_size: Any) -> Tensor:
+    """Paths of weight 1/n from each of the n entries of the window."""
+    power = energies.summand(x)
+    sizes = _adaptive_sizes(power.shape[power.dim() - len(output_size) :], energies.node.shape[-len(output_size) :])
+    return energies.itself() * sizes.to(energies.device) ** (1 - energies.p)
+
+
+@energy("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool_energy(energies: Energies, x: Any, output_size: Any) -> Any:
+    """One path per entry of the window."""
+    power = energies.summand(x)
+    shape = energies.node.shape[0]
+    rank = len(output_size)
+    pool = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[rank]
+    sizes = _adaptive_sizes(power.shape[power.dim() - rank :], shape[-rank:])
+    return pool(power, shape[-rank:]) * sizes.to(energies.device), FREEZE
+
+
+@energy("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa")  # fmt: skip
+def interpolated(energies: Energies, x: Any) -> Tensor:
+    """Paths of the interpolation's own weights, one matrix per axis."""
+    power = energies.summand(x)
+    rank = power.dim() - 2
+    for axis in range(rank):
+        weights = energies.power(_interpolation(energies, power, rank, axis))
+        power = torch.tensordot(power, weights, dims=([2 + axis], [1])).movedim(-1, 2 + axis)
+    return power
+
+
+def _interpolation(energies: Energies, power: Tensor, rank: int, axis: int) -> Tensor:
+    """(out, in) weights of the op along one axis: its response to unit rows that are constant along the others."""
+    source = [energies.operands[next(iter(energies.operands))].power.shape[2 + i] for i in range(rank)]
+    rows = torch.eye(source[axis], dtype=torch.float64, device=energies.device)
+    rows = rows.view(1, source[axis], *[source[axis] if i == axis else 1 for i in range(rank)]).expand(1, -1, *source)
+    response = energies.itself({next(iter(energies.operands)): rows.contiguous()})
+    others = [i for i in range(2, 2 + rank) if i != 2 + axis]
+    for i in sorted(others, reverse=True):
+        response = response.select(i, 0)
+    return response[0].T
+
+
+def _window_sum(x: Tensor, shape: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """Sum over the windows of a pooling op whose result has the given shape; padding counts as zero."""
+    rank = len(kernel_size)
+    kernel, step, pad, spread = (list(v) * rank if len(v) == 1 else list(v) for v in (kernel_size, stride, padding, dilation))
+    size, target = x.shape[x.dim() - rank :], shape[len(shape) - rank :]
+    amounts: list[int] = []
+    for axis in reversed(range(rank)):
+        needed = (target[axis] - 1) * step[axis] + (kernel[axis] - 1) * spread[axis] + 1
+        amounts += [pad[axis], max(0, needed - size[axis] - pad[axis])]
+    padded = F.pad(x.reshape(-1, 1, *size), amounts)
+    window = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
+    convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[rank]
+    total = convolve(padded, window, stride=step, dilation=spread)
+    for axis, length in enumerate(target):
+        total = total.narrow(2 + axis, 0, length)
+    return total.reshape(shape)
+
+
+def _adaptive_sizes(size: Any, target: Any) -> Tensor:
+    """Number of entries of every window of an adaptive pooling."""
+    sizes = torch.ones([1] * len(target), dtype=torch.float64)
+    for axis, (n, m) in enumerate(zip(size, target, strict=True)):
+        i = torch.arange(m)
+        along = -(-((i + 1) * n) // m) - i * n // m
+        sizes = sizes * along.double().view([-1 if a == axis else 1 for a in range(len(target))])
+    return sizes

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .. import labels as lb
+from ..energies import FREEZE
 from ..labels import ANY, FIXED, Labels
-from .table import rule
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 SHAPE = "Shape: executed on the labels"
@@ -137,3 +140,39 @@ def col2im(scales: Scales, x: Any, kernel_size: Any) -> Labels:
     columns = Labels(scales.agree(labels, [-1]).along([-2])[..., 0], labels.shape[:-1])
     grouped = lb.reshape(columns, (*columns.shape[:-1], columns.shape[-1] // window, window))
     return Labels(scales.agree(grouped, [-1]).ids[..., None], scales.node.shape)
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+
+@energy("permute", "transpose", "t", "numpy_T", "adjoint", "mT", "squeeze", "unsqueeze", "expand", "expand_as", "slice", "select",
+        "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "diagonal", "unfold", "split", "split_with_sizes", "chunk",
+        "unbind", "tensor_split", "unsafe_split", "unsafe_chunk", "broadcast_to", "hsplit", "vsplit", "dsplit", "cat", "concat",
+        "concatenate", "stack", "roll", "flip", "repeat", "tile", "repeat_interleave", "pixel_shuffle", "pixel_unshuffle",
+        "channel_shuffle", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
+        "replication_pad3d", "_pad_circular", "im2col", "col2im")  # fmt: skip
+def moved(energies: Energies) -> Any:
+    """The op itself, run on the energies."""
+    return energies.itself()
+
+
+@energy("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel")
+def reshaped(energies: Energies, x: Any, dtype: Any) -> Any:
+    """The op itself, run on the energies."""
+    return FREEZE if dtype is not None else energies.summand(x).reshape(energies.node.shape)
+
+
+@energy("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy", "lift", "to", "_to_copy", "type_as", "conj",
+        "resolve_conj", "resolve_neg", measures=False)  # fmt: skip
+def converted(energies: Energies, x: Any) -> Any:
+    """Passes all paths on, unless it rounds to an integer."""
+    if not energies.node.dtype.is_floating_point:
+        return FREEZE
+    return energies.summand(x).clone() if energies.node.op == "clone" else energies.summand(x)
+
+
+@energy("constant_pad_nd", "pad")
+def padded(energies: Energies, pad: Any, value: Any, mode: Any) -> Tensor:
+    """Zeros have no paths, other constants start some, copies have those of what they copy."""
+    constant = mode in (None, "constant") and value not in (None, 0)
+    return energies.itself({"value": float(energies.summand(value))}) if constant else energies.itself()

@@ -1,0 +1,218 @@
+"""The words in which rules speak of path energy: summands, factors, what is measured on the example batch.
+
+The energy of an element is Σ over the paths that end in it of Π |θ|^p along the path; model inputs have energy 1. A value
+in flight is of one of four kinds:
+
+    PathSum     depends on the inputs through paths
+    Edges     a parameter or a view of one, |θ|^p
+    Frozen    depends on the inputs, but not through paths (gates, statistics, indices): the mean of |value|^p over the
+              example batch, or 1 without calibration
+    Known     depends on neither inputs nor parameters
+
+As a summand an element starts new paths (a bias, a constant); as a factor it lengthens the paths of the other operand (a
+weight, a gate). Energies of path counts outgrow float64, so a ``PathSum`` carries a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from .graph import Node
+from .values import Known
+
+
+@dataclass(frozen=True)
+class PathSum:
+    """Energy of a tensor that paths lead to: ``power`` · 2^``exponent``, float64 of the tensor's shape."""
+
+    power: Tensor
+    exponent: int = 0
+
+
+@dataclass(frozen=True)
+class Edges:
+    """|θ|^p of a parameter or of a view of one, float64."""
+
+    power: Tensor
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A tensor that depends on the data, but that no path leads through.
+
+    Attributes:
+        node: Where it is computed.
+        ends: Energies of the paths that end where it is computed.
+    """
+
+    node: Node
+    ends: tuple[PathSum, ...] = ()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a node computes on each sample of the example batch."""
+
+    values: list[Any]
+
+
+class _Freeze:
+    """What an energy rule returns for a result that no path leads through."""
+
+
+FREEZE = _Freeze()
+
+
+@dataclass
+class Energies:
+    """One walk over a graph, as the rules see it.
+
+    Attributes:
+        p: Exponent of the path norm; 0 counts paths.
+        approximate: Whether smooth activations pass energy as ReLU does.
+        calibrate: Whether data-dependent factors are measured; 1 otherwise.
+        node: The node at work.
+        exponent: Power of two that the energies of this node's operands, and its result, are divided by.
+        operands: The node's arguments by name, nodes replaced by what is in flight.
+    """
+
+    p: float
+    approximate: bool = False
+    calibrate: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    node: Node = None  # type: ignore[assignment]
+    exponent: int = 0
+    operands: dict[str, Any] = field(default_factory=dict)
+
+    def power(self, value: Any) -> Tensor:
+        """|value|^p of a constant, in float64; 0⁰ is 0: what is not there has no path."""
+        power = torch.as_tensor(value).detach().to(self.device, torch.float64, copy=True)
+        if self.p == 0:
+            return power.ne_(0)
+        return power.square_() if self.p == 2 else power.abs_().pow_(self.p)
+
+    def factor(self, x: Any) -> Tensor:
+        """The energy of an operand that multiplies."""
+        if isinstance(x, (PathSum, Edges)):
+            return x.power
+        if isinstance(x, Frozen):
+            return self._frozen_power(x.node)
+        return self.power(x.value if isinstance(x, Known) else x)
+
+    def factors(self, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+        """Two operands of a product; where both have paths, their exponents add."""
+        if isinstance(a, PathSum) and isinstance(b, PathSum):
+            self.exponent += a.exponent
+        return self.factor(a), self.factor(b)
+
+    def summand(self, x: Any) -> Tensor:
+        """The energy of an operand that is added, or selected: unless paths lead to it, it starts some."""
+        power = self.factor(x)
+        if isinstance(x, PathSum):
+            return power
+        if not isinstance(x, Edges):
+            power = power.masked_fill(power == torch.inf, 0.0)  # -inf before a maximum or a softmax: never selected
+        return power * 2.0**-self.exponent if self.exponent else power
+
+    def measured(self, function: Callable[..., Tensor], *names: str) -> Tensor:
+        """Mean of |function(operands)|^p over the example batch, for a factor that depends on the data; 1 uncalibrated.
+
+        Args:
+            function: Of the operands' values on one sample.
+            names: The operands, by their names in the ATen schema.
+        """
+        if not self.calibrate:
+            return torch.ones((), dtype=torch.float64, device=self.device)
+        operands = [self._real(name) for name in names]
+        samples = max((len(o.values) for o in operands if isinstance(o, Samples)), default=1)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for i in range(samples):
+            value = function(*[o.values[i] if isinstance(o, Samples) else o for o in operands])
+            total = total + self.power(value) / samples
+        return total
+
+    def averaged(self, function: Callable[[Tensor], Tensor], name: str) -> Tensor:
+        """Mean of function(operand) over the example batch, for an operand that selects (an index, a condition)."""
+        operand = self._real(name)
+        if not isinstance(operand, Samples):
+            return function(operand)
+        total = function(operand.values[0])
+        for value in operand.values[1:]:
+            total = total + function(value)
+        return total / len(operand.values)
+
+    def reciprocal_power(self, x: Any) -> Tensor:
+        """The energy of an operand that divides."""
+        if isinstance(x, (PathSum, Frozen)):
+            return self.measured(lambda v: 1 / v, "other")
+        return 1 / self.factor(x).detach()
+
+    def at(self, x: Tensor, **others: Any) -> Tensor:
+        """The node's own op at another value of its first operand."""
+        return call(self.node, {next(iter(self.node.bound)): x, **others}, self.device)
+
+    def itself(self, replaced: Mapping[str, Any] | None = None) -> Any:
+        """The node's own op on energies: for sums, shape ops and selections. Known integers and masks stay as they are.
+
+        Args:
+            replaced: Other values for some arguments.
+        """
+
+        def operand(a: Any) -> Any:
+            if isinstance(a, Known) and not a.value.dtype.is_floating_point:
+                return a.value.to(self.device)
+            return self.summand(a) if isinstance(a, (PathSum, Edges, Frozen, Known)) else a
+
+        own = {name: a for name, a in self.operands.items() if name not in (replaced or {})}
+        arguments = {name: tree_map(operand, own[name]) if name in own else (replaced or {})[name] for name in self.operands}
+        return call(self.node, arguments, self.device)
+
+    def end(self, name: str, reason: str) -> None:
+        """Note that paths which reach this operand of the node at work end here, although others pass."""
+        raise NotImplementedError
+
+    def real_of(self, node: Node) -> Any:
+        """The values of a node on the example batch: ``Samples``, or one value where it does not depend on the data."""
+        raise NotImplementedError
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """(mean, variance) per channel by which the BatchNorm at work normalises."""
+        raise NotImplementedError
+
+    def _real(self, name: str) -> Any:
+        given = self.node.bound[name]
+        return self.real_of(given) if isinstance(given, Node) else given
+
+    def _frozen_power(self, node: Node) -> Tensor:
+        shape = node.shape
+        if not self.calibrate:
+            return torch.ones(shape, dtype=torch.float64, device=self.device)
+        real = self.real_of(node)
+        values = real.values if isinstance(real, Samples) else [real]
+        total = self.power(values[0])
+        for value in values[1:]:
+            total = total + self.power(value)
+        return total / len(values)
+
+
+def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
+    """Run a node's op in float64 on the given device, whatever types and devices the graph was captured with."""
+
+    def adapted(a: Any) -> Any:
+        if isinstance(a, torch.dtype):
+            return torch.float64 if a.is_floating_point else a
+        return device if isinstance(a, torch.device) else a
+
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target(*arguments.values())
+    # fp8, fp16, bf16 and fp32 are all float64 here; a device that was left out means the one at hand.
+    made = {name: tree_map(adapted, a) for name, a in arguments.items()}
+    if made.get("device", 0) is None and not any(isinstance(a, Tensor) for a in made.values()):
+        made["device"] = device
+    return node.target(**made)

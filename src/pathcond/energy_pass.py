@@ -1,0 +1,357 @@
+"""Graph -> path energy: one forward walk, and one backward pass for the diagonal of G.
+
+The graph is that of one sample. Where factors depend on the data, the same walk also computes the real values of every
+sample of the example batch, in float64, node by node: a node that needs them finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .aliasing import Aliases, through_views, written
+from .energies import FREEZE, Edges, Energies, Frozen, PathSum, Samples, call
+from .energy_plan import Plan, operands_of
+from .errors import UnsupportedModelError
+from .graph import Graph, Node
+from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS
+from .rules import RULES
+from .values import Known
+
+logger = logging.getLogger("pathcond")
+
+BATCH_NORMS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
+LARGE = 2.0**500  # counts beyond this move into the exponent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifted:
+    """Result of a walk.
+
+    Attributes:
+        total: Σ over all paths of Π |θ|^p, divided by 2^exponent.
+        exponent: See ``total``; 0 unless paths are counted.
+        cuts: Where paths end without reaching an output: (node, operand through which they came), and why.
+    """
+
+    total: Tensor
+    exponent: int
+    cuts: dict[tuple[Node, Node], str]
+
+
+@dataclass
+class EnergyPass(Energies):
+    """The walk over the graph of one sample; rules see it as ``energies``.
+
+    Attributes:
+        edges: |θ|^p of a parameter by name; what it returns may carry a gradient.
+        parameters: The parameters by name.
+        inputs: Per sample, the values of the graph's inputs in order.
+        fresh: Names of running means whose statistics are still the initial ones.
+        measure_all: Compute the values of the example batch even if no rule says that it measures something.
+        normalise: What becomes of each energy after its node: counts and the search for underflow rescale it.
+        watch: Sees each energy after its node.
+    """
+
+    graph: Graph = None  # type: ignore[assignment]
+    edges: Callable[[str], Tensor] = None  # type: ignore[assignment]
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    inputs: Sequence[Sequence[Any]] = ()
+    fresh: frozenset[str] = frozenset()
+    measure_all: bool = False
+    normalise: Callable[[PathSum], PathSum] = lambda paths: paths
+    watch: Callable[[Node, PathSum], None] = lambda node, paths: None
+    values: dict[Node, Any] = field(default_factory=dict)
+    reals: dict[Node, Any] = field(default_factory=dict)
+    cuts: dict[tuple[Node, Node], str] = field(default_factory=dict)
+
+    def run(self) -> Lifted:
+        """Walk the graph once."""
+        plan = Plan.of(self.graph, measures=self._measures)
+        self._plan, self._aliases = plan, Aliases()
+        for position, node in enumerate(self.graph.nodes):
+            self.node = node
+            if node.target is None:
+                self.values[node] = self._leaf(node)
+                continue
+            result = self._result(node)
+            if node in plan.tracked and node not in self.reals:  # after the rule, which reads what an in-place op overwrites
+                self.reals[node] = self._real_result(node)
+            self._aliases.record(node)
+            self.values[node] = result
+            self._record_mutation(node, result)
+            for done in plan.last_read_at.get(position, ()):
+                self.values.pop(done, None)
+                self.reals.pop(done, None)
+        lifted = self._collected()
+        self.values.clear()
+        return lifted
+
+    def end(self, name: str, reason: str) -> None:
+        given = self.node.bound.get(name)
+        if isinstance(given, Node):
+            self.cuts[self.node, given] = reason
+
+    # -- energies -----------------------------------------------------------------------------------
+
+    def _leaf(self, node: Node) -> Any:
+        plan = self._plan
+        if node.op == "parameter":
+            if node in plan.written and node in plan.tracked:
+                self.reals[node] = self._per_sample(node, self._parameter(node))
+            return Edges(self.edges(node.name))
+        if node.op == "input":
+            at = plan.input_positions[node]
+            if node in plan.tracked:
+                self.reals[node] = Samples([_as_double(sample[at], self.device, node in plan.written) for sample in self.inputs])
+            if not isinstance(node.shape, tuple):
+                return None
+            if node.dtype.is_floating_point:
+                return PathSum(torch.ones(node.shape, dtype=torch.float64, device=self.device))
+            return Frozen(node)
+        assert node.value is not None
+        value = _as_double(node.value.detach(), self.device)
+        self.reals[node] = self._per_sample(node, value)
+        return Known(value)
+
+    def _parameter(self, node: Node) -> Tensor:
+        return self.parameters[node.name].detach().to(self.device, torch.float64)
+
+    def _per_sample(self, node: Node, value: Tensor) -> Any:
+        """A leaf that some sample's data is written into has one copy per sample."""
+        if node in self._plan.per_sample and self.inputs:
+            return Samples([value.clone() for _ in self.inputs])
+        return value.clone() if node in self._plan.written else value
+
+    def _result(self, node: Node) -> Any:
+        arguments = tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, node.bound)
+        if node.op == "getitem":
+            picked = arguments["0"][arguments["1"]]
+            return replace(picked, node=node) if isinstance(picked, Frozen) else picked
+        operands = [a for a in tree_leaves(arguments) if isinstance(a, (PathSum, Edges, Frozen, Known))]
+        paths = [a for a in operands if isinstance(a, PathSum)]
+        frozen = [a for a in operands if isinstance(a, Frozen)]
+        edges = [a for a in operands if isinstance(a, Edges)]
+        if not (paths or frozen or edges):
+            return self._known(node)
+        rule = RULES.get(node.op)
+        if not paths and not (frozen and edges):
+            if not edges:  # gates, statistics, indices
+                return self._frozen(node, frozen)
+            if rule is None or not rule.family.startswith(FOR_PARAMETERS_TOO):
+                return self._of_parameters(node, arguments, operands)
+        if rule is None or rule.energy is None:
+            return self._end(node, f"reaches {node.op}", operands)
+        try:
+            self._align(arguments, paths)
+            result = rule.energy(self, self.operands)
+        except FORM_ERRORS as error:
+            if isinstance(error, MissingValueError):
+                raise
+            logger.info("The energy rule for %s failed at %s: %s", node.op, node.where, error)
+            return self._end(node, f"reaches {node.op} in a form that its rule does not cover", operands)
+        kind = PathSum if paths or frozen else Edges
+        return self._wrapped(node, result, kind, operands)
+
+    def _align(self, arguments: dict[str, Any], paths: list[PathSum]) -> None:
+        """Bring all energies to the largest exponent among them."""
+        self.exponent = max((p.exponent for p in paths), default=0)
+
+        def aligned(a: Any) -> Any:
+            if isinstance(a, PathSum) and a.exponent != self.exponent:
+                return PathSum(a.power * 2.0 ** (a.exponent - self.exponent), self.exponent)
+            return a
+
+        self.operands = tree_map(aligned, arguments)
+
+    def _wrapped(self, node: Node, result: Any, kind: type, operands: list[Any]) -> Any:
+        if result is FREEZE:
+            return self._end(node, f"reaches {node.op}", operands)
+        if isinstance(result, (list, tuple)):
+            return [Frozen(node) if part is FREEZE else self._wrapped(node, part, kind, operands) for part in result]
+        if not isinstance(result, Tensor):
+            return result
+        if kind is Edges:
+            return Edges(result)
+        passed = next((a for a in tree_leaves(self.operands) if isinstance(a, PathSum) and a.power is result), None)
+        if passed is not None:  # unchanged: normalised already, and what shares its memory need not be told
+            return passed
+        made = self.normalise(PathSum(result, self.exponent))
+        self.watch(node, made)
+        return made
+
+    def _frozen(self, node: Node, operands: list[Frozen]) -> Any:
+        ends = tuple(end for operand in operands for end in operand.ends)
+        if isinstance(node.shape, list):
+            return [Frozen(node, ends) for _ in node.shape]
+        return Frozen(node, ends) if isinstance(node.shape, tuple) else None
+
+    def _end(self, node: Node, reason: str, operands: list[Any]) -> Any:
+        """All paths that reach this node end here."""
+        if self.calibrate and node not in self._plan.tracked:
+            raise MissingValueError(node.op)
+        self._cut(node, reason)
+        ends = tuple(a for a in operands if isinstance(a, PathSum))
+        frozen = [a for a in operands if isinstance(a, Frozen)]
+        return self._frozen(node, [Frozen(node, ends), *frozen])
+
+    def _of_parameters(self, node: Node, arguments: dict[str, Any], operands: list[Any]) -> Any:
+        """A parameter times a constant is an edge; other arithmetic on parameters is a constant."""
+        rest = [a for a in operands if isinstance(a, Known)]
+        weight = arguments.get("self")
+        if node.op in ("mul", "div") and isinstance(weight, Edges) and len(rest) + 1 == len(operands):
+            other = self.power(rest[0].value if rest else arguments["other"])
+            if torch.broadcast_shapes(weight.power.shape, other.shape) == weight.power.shape:
+                return Edges(weight.power * other if node.op == "mul" else weight.power / other)
+        self._cut(node, f"enters {node.op}, which is computed from parameters alone,")
+        return self._known(node)
+
+    def _cut(self, node: Node, reason: str) -> None:
+        self.cuts |= {(node, operand): reason for operand in operands_of(node)}
+
+    def _known(self, node: Node) -> Any:
+        real = self.reals[node] = self._real_result(node)
+        value = real.values[0] if isinstance(real, Samples) else real
+        return tree_map(lambda v: Known(v) if isinstance(v, Tensor) else v, value)
+
+    def _record_mutation(self, node: Node, result: Any) -> None:
+        """After an in-place op its target, and everything that shares memory with it, has changed."""
+        for target in written(node):
+            old = self.values[target]
+            if isinstance(result, Known):
+                continue  # the memory itself has changed
+            if isinstance(result, Frozen):
+                for member in self._aliases.of(target):
+                    self.values[member] = tree_map(lambda v, at=member: self._now_frozen(v, at, result), self.values[member])
+                continue
+            if not isinstance(result, (PathSum, Edges)) or (isinstance(old, type(result)) and old.power is result.power):
+                continue
+            if not self._aliases.of(target) - {target, node} and target.target is not None:
+                self.values[target] = result
+                continue
+            chains = self._aliases.views(target)
+            if not chains:
+                raise UnsupportedModelError(
+                    f"{node.op} at {node.where} writes in place into memory that is shared in a way that path energy cannot "
+                    "follow: write to a new tensor instead."
+                )
+            base = chains[target][0]
+            self.exponent = result.exponent if isinstance(result, PathSum) else 0
+            memory = self._at_exponent(self.values[base]).clone()
+            through_views(chains[target][1:], memory).copy_(result.power)
+            for member, chain in chains.items():
+                views = through_views(chain[1:], memory)
+                self.values[member] = tree_map(lambda v: replace(result, power=v), views)
+
+    def _at_exponent(self, value: Any) -> Tensor:
+        power = self.summand(value)
+        return power * 2.0 ** (value.exponent - self.exponent) if isinstance(value, PathSum) else power
+
+    @staticmethod
+    def _now_frozen(value: Any, node: Node, result: Frozen) -> Any:
+        return Frozen(node, result.ends) if isinstance(value, (PathSum, Edges, Frozen, Known)) else value
+
+    def _collected(self) -> Lifted:
+        """Sum over all outputs. An output nonlinearity (softmax, sigmoid) is no part of the lifting: paths end before it."""
+        found: list[PathSum] = []
+        self.exponent = 0
+        for output in {o for o in tree_leaves(self.graph.outputs) if isinstance(o, Node)}:
+            value = self.values[output]
+            if isinstance(value, Frozen):
+                found += [end for end in value.ends if not any(end is other for other in found)]
+            elif isinstance(value, (PathSum, Edges)):
+                found.append(value if isinstance(value, PathSum) else PathSum(value.power))
+        exponent = max((paths.exponent for paths in found), default=0)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for paths in found:
+            total = total + paths.power.sum() * 2.0 ** (paths.exponent - exponent)
+        return Lifted(total=total, exponent=exponent, cuts=self.cuts)
+
+    # -- values on the example batch ------------------------------------------------------------------
+
+    def _measures(self, node: Node) -> bool:
+        """Whether a node's energy needs values of the example batch."""
+        if not self.calibrate or node.op == "getitem":
+            return False
+        rule = RULES.get(node.op)
+        if node.op in BATCH_NORMS:
+            return not self.uses_running_statistics(node)
+        return self.measure_all or rule is None or rule.measures
+
+    def uses_running_statistics(self, node: Node) -> bool:
+        """Whether a norm normalises by running statistics that are worth it."""
+        mean = node.bound.get("running_mean")
+        own = node.bound.get("training") or node.bound.get("use_input_stats")
+        return isinstance(mean, Node) and not own and not (self.calibrate and mean.name in self.fresh)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """(mean, variance) per channel by which the BatchNorm at work normalises."""
+        if self.uses_running_statistics(self.node):
+            return self._constant("running_mean"), self._constant("running_var")
+        if not self.calibrate:
+            one = torch.ones((), dtype=torch.float64, device=self.device)
+            return one * 0, one - self.node.bound["eps"]
+        real = self._real("input")
+        x = torch.cat(real.values) if isinstance(real, Samples) else real
+        if x.numel() == x.shape[1]:
+            raise UnsupportedModelError(
+                f"The statistics of {self.node.where} cannot be measured on a single value per channel: give an example batch "
+                "of at least two samples, or calibrate=False."
+            )
+        variance, mean = torch.var_mean(x, [axis for axis in range(x.dim()) if axis != 1], correction=0)
+        return mean, variance
+
+    def _constant(self, name: str) -> Tensor:
+        real = self._real(name)
+        return real.values[0] if isinstance(real, Samples) else real
+
+    def real_of(self, node: Node) -> Any:
+        # Parameters are converted where they are read: all of them at once would double the memory.
+        return self._parameter(node) if node.op == "parameter" and node not in self.reals else self.reals[node]
+
+    def _real_result(self, node: Node) -> Any:
+        bound = dict(node.bound)
+        if node.op in BATCH_NORMS and node.bound.get("running_mean") is not None and not self.uses_running_statistics(node):
+            mean, variance = self.statistics()
+            changed = {"running_mean": mean, "running_var": variance, "training": False, "use_input_stats": False}
+            bound |= {name: value for name, value in changed.items() if name in bound}
+        arguments = tree_map(lambda a: self.real_of(a) if isinstance(a, Node) else a, bound)
+        if node not in self._plan.per_sample or not self.inputs:
+            return _as_double(self._called(node, arguments), self.device)
+
+        def sample(i: int) -> Any:
+            own = tree_map(lambda a: a.values[i] if isinstance(a, Samples) else a, arguments)
+            return _as_double(self._called(node, own), self.device)
+
+        return Samples([sample(i) for i in range(len(self.inputs))])
+
+    def _called(self, node: Node, arguments: dict[str, Any]) -> Any:
+        if node.op == "getitem":
+            return arguments["0"][arguments["1"]]
+        if node.shape is None:  # assertions
+            return None
+        try:
+            return call(node, arguments, self.device)
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{node.op} at {node.where} cannot be computed in float64 on the example batch: {error}"
+            ) from error
+
+
+class MissingValueError(RuntimeError):
+    """A node turned out to need values of the example batch although no rule said so beforehand."""
+
+
+def _as_double(value: Any, device: torch.device, copy: bool = False) -> Any:
+    def one(v: Any) -> Any:
+        if not isinstance(v, Tensor):
+            return v
+        return v.detach().to(device, torch.float64 if v.dtype.is_floating_point else v.dtype, copy=copy)
+
+    return tree_map(one, value)

@@ -1,0 +1,348 @@
+"""Graph -> diag(G), path norms, number of paths.
+
+The path lifting Φ(θ) has one entry per path, the product of the parameters along it (def. path_lifting). It is never
+formed: with ω = |θ|^p, Σ_paths Π ω is the output of the network run on ω from an input of ones, and
+
+    g_i = G_ii = Σ_{paths p ∋ i} Π_{j ∈ p, j ≠ i} θ_j² = ∂‖Φ‖₂² / ∂θ_i²          (eq. diag_g)
+
+is one backward pass through it. A parameter that occurs m times on a path counts m times (not m²).
+
+>>> import torch
+>>> from torch import nn
+>>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
+>>> for parameter, value in zip(model.parameters(), (3.0, 2.0, 5.0)):        # v, w, u of u·relu(v·x + w)
+...     _ = nn.init.constant_(parameter, value)
+>>> {name: g.item() for name, g in diag_g(model, torch.zeros(1, 1).double()).items()}     # u², u², v² + w²
+{'0.weight': 25.0, '0.bias': 25.0, '2.weight': 13.0}
+>>> path_norm(model, torch.zeros(1, 1).double(), p=1), count_paths(model, torch.zeros(1, 1).double())   # |uv| + |uw|
+(25.0, 2.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .energies import PathSum
+from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
+from .errors import EnergyRangeError, UnsupportedModelError
+from .graph import Graph, Node, as_call, canonical_names, capture, untouched, unwrap
+from .outputs import split_samples
+
+TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One sample's way through a model, and the whole example batch to measure on.
+
+    Attributes:
+        graph: Captured in eval mode on one sample.
+        example: The sample.
+        inputs: Per sample of the example batch, the values of the graph's inputs in order.
+    """
+
+    graph: Graph
+    example: Any
+    inputs: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathEnergy:
+    """The lifting of one model.
+
+    Attributes:
+        norm: ‖Φ‖_p^p, the sum over all paths of Π |θ|^p.
+        diagonal: ∂ norm / ∂|θ|^p of every trainable parameter, float64 on the model's device; diag(G) for p = 2.
+    """
+
+    norm: float
+    diagonal: dict[str, Tensor]
+
+
+def diag_g(model: nn.Module, example_inputs: Any, *, calibrate: bool = True, approximate: bool = False) -> dict[str, Tensor]:
+    """The diagonal of G = ∂Φᵀ∂Φ, eq. diag_g, by one forward and one backward pass on squared weights.
+
+    Args:
+        model: Any module; it is not changed. Half-precision weights are computed in float64 all the same.
+        example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs; a batch of samples.
+        calibrate: Freeze factors that depend on the data (1/σ of normalizations, gates, attention) at their value on the
+            example batch. A BatchNorm that has tracked batches uses its running statistics. False is the paper's
+            computation: running statistics as they are, every other such factor 1.
+        approximate: Treat smooth activations (GELU, SiLU) as ReLU; otherwise x·gate(x) passes energy times its gate.
+
+    Returns:
+        {name: float64 tensor of the parameter's shape} for every trainable parameter; zero outside the lifting.
+
+    Raises:
+        UnsupportedModelError: The model cannot be captured.
+        EnergyRangeError: Energy leaves the range of float64; the message names the layer.
+    """
+    sample = capture_sample(model, example_inputs)
+    return path_energy(model, sample, calibrate=calibrate, approximate=approximate).diagonal
+
+
+def path_norm(model: nn.Module, example_inputs: Any, p: float = 2, *, calibrate: bool = True, approximate: bool = False) -> float:
+    """‖Φ(θ)‖_p, the norm of the vector of all path products; it does not change under rescaling.
+
+    Args:
+        model, example_inputs, calibrate, approximate: As in ``diag_g``.
+        p: Positive and finite.
+    """
+    if not 0 < p < math.inf:
+        raise ValueError(f"p = {p}: the path norm is computed for positive, finite p (count_paths counts paths)")
+    sample = capture_sample(model, example_inputs)
+    energy = path_energy(model, sample, p=p, calibrate=calibrate, approximate=approximate, diagonal=False)
+    return energy.norm ** (1 / p)
+
+
+def count_paths(model: nn.Module, example_inputs: Any) -> float:
+    """The number of paths: from every input element and every bias to every output element, through every window entry
+    of a max-pooling. Zero weights count; zeros of constants (padding, masks) do not.
+
+    Raises:
+        OverflowError: There are more than a float can hold; ``log10_paths`` has no such limit.
+    """
+    mantissa, exponent = _count(model, example_inputs)
+    try:
+        return math.ldexp(mantissa, exponent)
+    except OverflowError as error:
+        message = f"The model has 10^{_log10(mantissa, exponent):.2f} paths, more than a float can hold: use log10_paths."
+        raise OverflowError(message) from error
+
+
+def log10_paths(model: nn.Module, example_inputs: Any) -> float:
+    """log10 of the number of paths (-inf if there are none); ResNet-152 has more than 10^308 of them."""
+    return _log10(*_count(model, example_inputs))
+
+
+def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
+    """Capture the model on one sample of the example batch.
+
+    The result serves as long as the architecture stays, whatever becomes of the weights: every function of this module
+    takes it in place of the example inputs.
+    """
+    if isinstance(example_inputs, Sample):
+        return example_inputs
+    model = unwrap(model)
+    samples = split_samples(model, example_inputs)
+    graph = capture(model, samples[0], training=False)
+    return Sample(graph=graph, example=samples[0], inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples))
+
+
+def path_energy(
+    model: nn.Module, sample: Sample, *, p: float = 2, calibrate: bool = True, approximate: bool = False, diagonal: bool = True
+) -> PathEnergy:
+    """‖Φ‖_p^p and its gradient with respect to |θ|^p, by one forward and one backward pass.
+
+    Args:
+        model: The model that ``sample`` was captured from, with any weights.
+        sample: From ``capture_sample``.
+        p, calibrate, approximate: As in ``path_norm``.
+        diagonal: Whether to compute the gradient.
+    """
+    walk = _Walk(unwrap(model), sample, calibrate=calibrate, approximate=approximate)
+    received: dict[str, Tensor] = {}
+    lifted = walk.run(p=p, received=received if diagonal else None)
+    norm = float(lifted.total.detach())
+    if not math.isfinite(norm):
+        walk.explain_overflow(p)
+    if norm < TINY and float(walk.run(p=0, support=True).total) > 0:
+        raise EnergyRangeError(
+            f"The path energy of the whole network underflows float64 (it is {norm:.3g}): its weights are too small. "
+            "Initialise them at a usual scale."
+        )
+    if not diagonal:
+        return PathEnergy(norm=norm, diagonal={})
+    if lifted.total.requires_grad:
+        lifted.total.backward()
+    walk.refuse_out_of_range(received)
+    for name, parameter in walk.trainable.items():
+        if name not in received:
+            received[name] = torch.zeros(parameter.shape, dtype=torch.float64, device=walk.device)
+    return PathEnergy(norm=norm, diagonal={name: received[name] for name in walk.trainable})
+
+
+def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
+    """Trainable parameters that lie on no path, whatever the weights, and why; diag(G) is zero there.
+
+    These are the own branches of gates, queries and keys of an attention, slopes of PReLU, weights that are computed from
+    other parameters, and heads that only train mode uses.
+    """
+    sample = capture_sample(model, example_inputs)
+    walk = _Walk(unwrap(model), sample, calibrate=False, approximate=True)
+    received: dict[str, Tensor] = {}
+    lifted = walk.run(p=0, received=received, count=True, support=True)
+    if lifted.total.requires_grad:
+        lifted.total.backward()
+    off = [name for name in walk.trainable if name not in received or not bool(received[name].any())]
+    return {name: _reason(name, sample.graph, lifted) for name in off}
+
+
+class _Edge(torch.autograd.Function):
+    """|θ|^p as a non-leaf: its gradient is delivered and nothing else is kept, so that squares are freed on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, power: Tensor, deliver: Callable[[Tensor], None]) -> Tensor:
+        ctx.deliver = deliver
+        return power
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.deliver(gradients[0])
+        return None, None, None
+
+
+class _Walk:
+    """Runs the energy pass of one model under different settings."""
+
+    def __init__(self, model: nn.Module, sample: Sample, *, calibrate: bool, approximate: bool) -> None:
+        self.model, self.sample = model, sample
+        self.calibrate, self.approximate = calibrate, approximate
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+        if any(parameter.is_meta for parameter in self.parameters.values()):
+            raise UnsupportedModelError("The model is on the meta device and has no weights: load them first.")
+        device = next((parameter.device for parameter in self.parameters.values()), torch.device("cpu"))
+        self.device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def run(
+        self,
+        *,
+        p: float,
+        received: dict[str, Tensor] | None = None,
+        support: bool = False,
+        count: bool = False,
+        watch: Callable[[Node, PathSum], None] = lambda node, paths: None,
+    ) -> Lifted:
+        """One walk.
+
+        Args:
+            p: Exponent.
+            received: Takes the gradients on the way back; None for no gradients.
+            support: Rescale every energy to maximum 1, to see only which ones are zero.
+            count: Every parameter counts as 1, whatever its value.
+            watch: Sees every energy.
+        """
+
+        def edges(name: str) -> Tensor:
+            theta = self.parameters[name]
+            power = torch.ones(theta.shape, dtype=torch.float64, device=self.device) if count else walk.power(theta)
+            if received is None or not theta.requires_grad:
+                return power
+            return _Edge.apply(self.anchor, power, lambda gradient: received.update({name: _dense(gradient)}))
+
+        for measure_all in (False, True):
+            walk = EnergyPass(
+                p=p, approximate=self.approximate, calibrate=self.calibrate and not count, device=self.device,
+                graph=self.sample.graph, edges=edges, parameters=self.parameters, inputs=self.sample.inputs,
+                fresh=_fresh_statistics(self.model), measure_all=measure_all, watch=watch,
+                normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
+            )  # fmt: skip
+            try:
+                with untouched(self.model, training=False), torch.set_grad_enabled(received is not None):
+                    return walk.run()
+            except MissingValueError:
+                if measure_all:
+                    raise
+        raise AssertionError("unreachable")
+
+    def explain_overflow(self, p: float) -> None:
+        """Find the first layer whose energy is not finite."""
+        bad = [name for name, parameter in self.parameters.items() if not bool(parameter.isfinite().all())]
+        if bad:
+            raise EnergyRangeError(f"Parameter {bad[0]} holds values that are not finite.")
+
+        def watch(node: Node, paths: PathSum) -> None:
+            if not bool(paths.power.isfinite().all()):
+                kind = "is not a number" if bool(paths.power.isnan().any()) else "overflows float64"
+                raise EnergyRangeError(
+                    f"Path energy {kind} at {node.op} in {node.where}: weights or, with calibrate=True, values of the example "
+                    "batch are too large there. Initialise that layer at a usual scale."
+                )
+
+        self.run(p=p, watch=watch)
+        raise EnergyRangeError("The path energy of the whole network overflows float64: its weights are too large.")
+
+    def refuse_out_of_range(self, received: dict[str, Tensor]) -> None:
+        """Refuse a diagonal that is not finite, or zero although a path of nonzero weights leads through the parameter."""
+        for name, g in received.items():
+            if not bool(g.isfinite().all()):
+                raise EnergyRangeError(
+                    f"The diagonal of G overflows float64 at parameter {name}: the weights in front of it or behind it are too "
+                    "large. Initialise those layers at a usual scale."
+                )
+        small = [name for name, g in received.items() if bool((g < TINY).any())]
+        if not small:
+            return
+        support: dict[str, Tensor] = {}
+        self.run(p=0, received=support, support=True).total.backward()
+        for name in small:
+            if bool(((support[name] > 0) & (received[name] < TINY)).any()):
+                raise EnergyRangeError(
+                    f"The diagonal of G underflows float64 at parameter {name}: the weights in front of it or behind it are too "
+                    "small. Initialise those layers at a usual scale."
+                )
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """A gradient that may be broadcast, with memory of its own."""
+    return gradient.contiguous() if 0 in gradient.stride() else gradient
+
+
+def _as_it_is(paths: PathSum) -> PathSum:
+    return paths
+
+
+def _to_maximum_one(paths: PathSum) -> PathSum:
+    peak = paths.power.detach().max() if paths.power.numel() else torch.zeros(())
+    return PathSum(paths.power / peak) if bool(peak > 0) else paths
+
+
+def _into_exponent(paths: PathSum) -> PathSum:
+    peak = float(paths.power.max()) if paths.power.numel() else 0.0
+    if peak < LARGE:
+        return paths
+    shift = math.frexp(peak)[1]
+    return PathSum(paths.power * 2.0**-shift, paths.exponent + shift)
+
+
+def _count(model: nn.Module, example_inputs: Any) -> tuple[float, int]:
+    """The number of paths as mantissa · 2^exponent."""
+    sample = capture_sample(model, example_inputs)
+    lifted = _Walk(unwrap(model), sample, calibrate=False, approximate=True).run(p=0, count=True)
+    return float(lifted.total), lifted.exponent
+
+
+def _log10(mantissa: float, exponent: int) -> float:
+    return math.log10(mantissa) + exponent * math.log10(2) if mantissa else -math.inf
+
+
+def _fresh_statistics(model: nn.Module) -> frozenset[str]:
+    """Names of the running means of norms that have not seen a batch yet."""
+    buffers = dict(model.named_buffers())
+    names = canonical_names(model)
+    counters = {name: buffer for name, buffer in buffers.items() if name.endswith("num_batches_tracked") and not buffer.is_meta}
+    fresh = [name for name, counter in counters.items() if int(counter) == 0]
+    means = [name.removesuffix("num_batches_tracked") + "running_mean" for name in fresh]
+    return frozenset(names[name] for name in means if name in names)
+
+
+def _reason(name: str, graph: Graph, lifted: Lifted) -> str:
+    """Why a parameter lies on no path."""
+    reached = {node for node in graph.nodes if node.op == "parameter" and node.name == name}
+    for node in graph.nodes:
+        operands = [arg for arg in tree_leaves((node.args, node.kwargs)) if isinstance(arg, Node) and arg in reached]
+        cut = next((lifted.cuts[node, operand] for operand in operands if (node, operand) in lifted.cuts), None)
+        if cut is not None:
+            return f"{cut} at {node.where}"
+        if operands:
+            reached.add(node)
+    return "leads to no output in eval mode"

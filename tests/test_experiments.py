@@ -1,0 +1,151 @@
+"""The paper's networks and tables."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathcond
+from pathcond.experiments import EXPERIMENTS, load, table1
+from pathcond.experiments.architectures import autoencoder, cifar_nv, mlp, resnet, resnet18_c, vgg16
+
+IMAGES = torch.zeros(2, 3, 32, 32)
+
+
+# Architectures.
+
+
+@pytest.mark.parametrize(("build", "name"), [
+    (partial(resnet, 18), "resnet18"),
+    (partial(resnet, 34), "resnet34"),
+    (partial(resnet, 50), "resnet50"),
+    (vgg16, "vgg16"),
+])  # fmt: skip
+def test_same_parameters_in_the_same_order_as_torchvision(build: Callable[[], nn.Module], name: str) -> None:
+    models = pytest.importorskip("torchvision").models
+    with torch.device("meta"):
+        ours, theirs = build().state_dict(), models.get_model(name).state_dict()
+    assert [tensor.shape for tensor in ours.values()] == [tensor.shape for tensor in theirs.values()]
+    assert [key.rpartition(".")[2] for key in ours] == [key.rpartition(".")[2] for key in theirs]
+
+
+def test_same_function_as_torchvision() -> None:
+    models = pytest.importorskip("torchvision").models
+    for depth, name in ((18, "resnet18"), (50, "resnet50")):
+        ours, theirs = resnet(depth).eval(), models.get_model(name).eval()
+        ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
+        images = torch.randn(1, 3, 64, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize(
+    ("build", "units"), [(mlp, 1_500), (partial(mlp, batch_norm=True), 1_500), (cifar_nv, 1_792), (resnet18_c, 3_904)]
+)
+def test_channels_that_can_be_rescaled(build: Callable[[], nn.Module], units: int) -> None:
+    assert pathcond.find_symmetry(build(), IMAGES, normalization="paper").num_units == units
+
+
+def test_widths() -> None:
+    assert [m.out_features for m in autoencoder(7) if isinstance(m, nn.Linear)] == [112, 16, 112, 784]
+    assert [m.out_features for m in mlp((7, 5), outputs=3) if isinstance(m, nn.Linear)] == [7, 5, 3]
+    with pytest.raises(ValueError, match="depth=19; choose one of 18, 34, 50"):
+        resnet(19)
+
+
+# Table 1.
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, table1.Row]:
+    return {row.model: row for row in table1.run()}
+
+
+def test_table_1_as_printed(rows: dict[str, table1.Row]) -> None:
+    printed = {name: (row.parameters, row.hidden_units, table1.printed_paths(row.paths)) for name, row in rows.items()}
+    assert printed == {
+        "MLP 3×500": (2_042_510, 1_500, "3.84e12"),
+        "CIFAR-NV": (2_616_576, 1_792, "4.13e26"),
+        "ResNet-18": (11_689_512, 4_800, "2.24e53"),
+        "ResNet-34": (21_797_672, 8_512, "1.19e100"),
+        "ResNet-50": (25_557_032, 26_560, "2.64e136"),
+        "VGG-16": (138_357_544, 12_416, "5.89e54"),
+    }
+    assert all(row.agreement == (True, True, True) for row in rows.values())
+    text = table1.table(list(rows.values()))
+    assert "no cells differ" in text
+    assert "✗" not in text.split("✗ not")[0]
+
+
+class SumPool(nn.Module):
+    """One path per entry of the window."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.sum = nn.AvgPool2d(pool.kernel_size, pool.stride, pool.padding, divisor_override=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sum(x)
+
+
+class AddOne(nn.Module):
+    """BatchNorm as paths see it: on through γ, and a new one from β."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class SumAll(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum((2, 3), keepdim=True)
+
+
+def counting(model: nn.Module) -> nn.Module:
+    """The same network with modules whose outputs, in an all-ones network, are numbers of paths."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.MaxPool2d):
+                setattr(parent, name, SumPool(child))
+            elif isinstance(child, nn.BatchNorm2d):
+                setattr(parent, name, AddOne())
+            elif isinstance(child, nn.AdaptiveAvgPool2d) and child.output_size == 1:
+                setattr(parent, name, SumAll())
+    return model  # VGG's 7×7 pooling copies its 1×1 input: one path each
+
+
+def test_true_paths_are_those_of_the_definition(rows: dict[str, table1.Row]) -> None:
+    ones = torch.ones(table1.IMAGE, dtype=torch.float64)
+    for name, (build, _) in table1.NETWORKS.items():
+        with torch.no_grad():
+            paths = counting(table1.all_ones(build))(ones).sum()
+        assert rows[name].log10_true_paths == pytest.approx(paths.log10().item(), rel=1e-12)
+        assert paths.item() >= rows[name].paths * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(("name", "paths"), [("ResNet-18", "2.23e53"), ("ResNet-50", "2.62e136")])
+def test_the_paper_counts_a_path_from_every_batch_norm_bias(name: str, paths: str) -> None:
+    model = table1.all_ones(table1.NETWORKS[name][0])
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.bias.zero_()
+        assert table1.printed_paths(model(torch.ones(table1.IMAGE, dtype=torch.float64)).sum().item()) == paths
+
+
+def test_a_cell_that_differs_is_marked(rows: dict[str, table1.Row]) -> None:
+    row = rows["MLP 3×500"]
+    wrong = table1.Row(**{**vars(row), "paths": 3.85e12})
+    assert wrong.agreement == (True, True, False)
+    text = table1.table([wrong])
+    assert "3.85e12  3.84e12  ✗" in text
+    assert "1 cell differs" in text
+
+
+def test_every_experiment_can_be_loaded() -> None:
+    for name in EXPERIMENTS:
+        assert callable(load(name).run)
+        assert callable(load(name).table)
+    with pytest.raises(KeyError):
+        load("figure99")
