@@ -1,5 +1,7 @@
 """Shared set-up: deterministic hypothesis, torchvision's missing operator schemas."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -8,6 +10,9 @@ from . import torchvision_operators  # noqa: F401  before anything imports torch
 
 settings.register_profile("pathcond", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("pathcond")
+
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # workers that fight for cores are many times slower
 
 
 @pytest.fixture(autouse=True)

@@ -295,3 +295,18 @@ def test_tied_weights_are_scaled_once() -> None:
     assert "b.weight" not in symmetry.factors(torch.zeros(4))
     assert pathcond.rescale_(model, symmetry, random_scales(symmetry)).output_change_eval < 1e-12
     assert model.b.weight is model.a.weight
+
+
+def test_a_module_under_two_names_keeps_its_parameters() -> None:
+    """Verification must put back what it replaced: every name, the very same object."""
+    shared = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
+    model = nn.Sequential(shared, nn.Sequential(shared), nn.Linear(3, 2)).double()
+    before = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    x = torch.randn(6, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), 0.5).double())
+    pathcond.diag_g(model, x)
+    symmetry.log_scale_bounds(model)
+    after = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    assert [(name, id(t)) for name, t in after] == [(name, id(t)) for name, t in before]
+    assert all(isinstance(p, nn.Parameter) for p in model.parameters())

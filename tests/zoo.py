@@ -303,7 +303,6 @@ def _examine_safely(name: str, device: str) -> Result:
 def table(results: list[Result]) -> str:
     """The page docs/zoo.md."""
     within = sum(max(r.eval_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
-    marked = sum(max(r.eval_change.values(), default=math.nan) > LARGEST_CHANGE for r in results)
     energy_within = sum(max(r.energy_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
     where = "; ".join(sorted({r.environment for r in results}))
     lines = [
@@ -314,13 +313,14 @@ def table(results: list[Result]) -> str:
         "one of an eval output, relative to the largest output. Units are the free log-scales.",
         "",
         f"Of {len(results)} models {within} keep their eval outputs to 1e-9 under every value, and their train-mode outputs",
-        f"under `gain` (those with train-only heads too). {marked} more, marked with *, amplify rounding: disturbing the last bit",
-        "of the weights alone changes the outputs by the figure in brackets; a rescaling by at most four times that.",
+        "under `gain` (those with train-only heads too).",
         "",
         "Path energy: g·d² is compared before and after each of these rescalings, element by element of diag(G), calibrated;",
-        f"the largest relative change is in the table. {energy_within} models keep it to 1e-9; for the others, marked with *, the",
-        "figure in brackets is what disturbing the last bit of the weights does. Parameters off path (gates' own branches, queries",
-        "and keys, weights computed from other parameters) are those that `pathcond.lifting.off_path` lists.",
+        f"the largest relative change is in the table. {energy_within} models keep it to 1e-9. Parameters off path (gates' own",
+        "branches, queries and keys, weights computed from other parameters) are those that `pathcond.lifting.off_path` lists.",
+        "",
+        "What exceeds 1e-9 is marked with *: such a model amplifies rounding. Disturbing the last bit of its weights alone does",
+        "what is in brackets, and a rescaling at most four times that.",
         "",
         "| model | parameters | units absorb | gain | full | paper | largest change | log10 paths | off path | energy change "
         "| capture s | search s | energy s |",

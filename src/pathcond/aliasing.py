@@ -72,7 +72,8 @@ def _views_from_base(node: Node) -> list[Node] | None:
     while True:
         node = chain[0]
         source = next((arg for arg in node.args if isinstance(arg, Node)), None)
-        if node.target is None or (node.op not in VIEWS and not writes(node)):
+        passes = node.op == "dropout" and not node.bound["train"]  # then it returns its input
+        if node.target is None or (node.op not in VIEWS and not writes(node) and not passes):
             aliasing = isinstance(node.target, torch._ops.OpOverload) and any(
                 argument.alias_info is not None for argument in node.target._schema.arguments
             )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .graph import as_call, untouched
+from .graph import as_call, replaced, untouched
 
 
 class _VarianceRecorder(TorchFunctionMode):
@@ -40,6 +40,6 @@ def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
     args, kwargs = as_call(example_inputs)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     recorder = _VarianceRecorder({id(buffer): name for name, buffer in buffers.items()})
-    with untouched(model, training=True), torch.no_grad(), recorder:
-        torch.func.functional_call(model, buffers, args, kwargs)
+    with untouched(model, training=True), replaced(model, buffers), torch.no_grad(), recorder:
+        model(*args, **kwargs)
     return recorder.variances

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .graph import Node
 from .values import Known
@@ -78,7 +78,7 @@ class Energies:
         approximate: Whether smooth activations pass energy as ReLU does.
         calibrate: Whether data-dependent factors are measured; 1 otherwise.
         node: The node at work.
-        exponent: Power of two that the energies of this node's operands, and its result, are divided by.
+        exponent: Power of two that the energy of this node's result is divided by; that of its operands unless they multiply.
         operands: The node's arguments by name, nodes replaced by what is in flight.
     """
 
@@ -92,33 +92,60 @@ class Energies:
 
     def power(self, value: Any) -> Tensor:
         """|value|^p of a constant, in float64; 0⁰ is 0: what is not there has no path."""
-        power = torch.as_tensor(value).detach().to(self.device, torch.float64, copy=True)
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        power = tensor.to(self.device, torch.float64, copy=True)
         if self.p == 0:
             return power.ne_(0)
         return power.square_() if self.p == 2 else power.abs_().pow_(self.p)
 
     def factor(self, x: Any) -> Tensor:
-        """The energy of an operand that multiplies."""
+        """The energy of an operand that multiplies; it is the only one with paths."""
         if isinstance(x, (PathSum, Edges)):
             return x.power
         if isinstance(x, Frozen):
             return self._frozen_power(x.node)
         return self.power(x.value if isinstance(x, Known) else x)
 
-    def factors(self, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-        """Two operands of a product; where both have paths, their exponents add."""
-        if isinstance(a, PathSum) and isinstance(b, PathSum):
-            self.exponent += a.exponent
-        return self.factor(a), self.factor(b)
+    def product(self, multiply: Callable[..., Tensor], *names: str) -> Tensor:
+        """The energy of a product of operands. To be asked for before any summand.
+
+        Where several operands have paths, each in turn is multiplied by the others, frozen at their value on the example
+        batch; uncalibrated all their energies multiply, and their exponents add.
+
+        Args:
+            multiply: The product itself, of energies and constant factors.
+            names: The operands, by their names in the ATen schema; a list stands for its members.
+        """
+        given = [node for name in names for node in tree_leaves(self.node.bound[name])]
+        operands = [operand for name in names for operand in tree_leaves(self.operands[name])]
+        reached = [i for i, operand in enumerate(operands) if isinstance(operand, PathSum)]
+        if len(reached) < 2 or not self.calibrate:
+            self.exponent = sum(operands[i].exponent for i in reached)
+            return multiply(*[self.factor(operand) for operand in operands])
+        frozen = {i: self._frozen_power(given[i]) for i in reached}
+        terms = [[frozen[i] if i in frozen and i != at else self.factor(o) for i, o in enumerate(operands)] for at in reached]
+        total = multiply(*terms[0])
+        for term in terms[1:]:
+            total = total + multiply(*term)
+        return total
 
     def summand(self, x: Any) -> Tensor:
         """The energy of an operand that is added, or selected: unless paths lead to it, it starts some."""
-        power = self.factor(x)
-        if isinstance(x, PathSum):
-            return power
-        if not isinstance(x, Edges):
-            power = power.masked_fill(power == torch.inf, 0.0)  # -inf before a maximum or a softmax: never selected
-        return power * 2.0**-self.exponent if self.exponent else power
+        if isinstance(x, (PathSum, Edges)):
+            power = x.power
+        elif isinstance(x, Frozen):
+            power = self._frozen_power(x.node, added=True)
+        else:
+            power = self.power(_selectable(torch.as_tensor(x.value if isinstance(x, Known) else x, dtype=torch.float64)))
+        shift = (x.exponent if isinstance(x, PathSum) else 0) - self.exponent
+        return power * 2.0**shift if shift else power
+
+    def plus(self, product: Tensor, x: Any, times: float = 1) -> Tensor:
+        """A ``product`` plus another operand times a constant, at the larger of the two exponents."""
+        exponent = x.exponent if isinstance(x, PathSum) else 0
+        if exponent > self.exponent:
+            product, self.exponent = product * 2.0 ** (self.exponent - exponent), exponent
+        return product + self.summand(x) * self.power(times)
 
     def measured(self, function: Callable[..., Tensor], *names: str) -> Tensor:
         """Mean of |function(operands)|^p over the example batch, for a factor that depends on the data; 1 uncalibrated.
@@ -127,7 +154,7 @@ class Energies:
             function: Of the operands' values on one sample.
             names: The operands, by their names in the ATen schema.
         """
-        if not self.calibrate:
+        if not self.calibrate and any(isinstance(self.operands.get(name), (PathSum, Edges, Frozen)) for name in names):
             return torch.ones((), dtype=torch.float64, device=self.device)
         operands = [self._real(name) for name in names]
         samples = max((len(o.values) for o in operands if isinstance(o, Samples)), default=1)
@@ -189,16 +216,27 @@ class Energies:
         given = self.node.bound[name]
         return self.real_of(given) if isinstance(given, Node) else given
 
-    def _frozen_power(self, node: Node) -> Tensor:
-        shape = node.shape
+    def _frozen_power(self, node: Node, added: bool = False) -> Tensor:
         if not self.calibrate:
-            return torch.ones(shape, dtype=torch.float64, device=self.device)
+            return torch.ones(node.shape, dtype=torch.float64, device=self.device)
         real = self.real_of(node)
         values = real.values if isinstance(real, Samples) else [real]
-        total = self.power(values[0])
-        for value in values[1:]:
-            total = total + self.power(value)
+        total = torch.zeros(node.shape, dtype=torch.float64, device=self.device)
+        for value in values:
+            total += self.power(_selectable(value) if added else value)
         return total / len(values)
+
+
+def _selectable(value: Tensor) -> Tensor:
+    """-inf before a maximum or a softmax is never selected: it is as good as absent."""
+    return value.masked_fill(value.isinf(), 0.0) if value.dtype.is_floating_point else value
+
+
+# On CUDA torch computes these with float32 constants even in float64.
+PRECISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "hardsigmoid": lambda x: (x + 3).clamp(0, 6) / 6,
+    "hardswish": lambda x: x * ((x + 3).clamp(0, 6) / 6),
+}
 
 
 def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
@@ -211,6 +249,9 @@ def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
 
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target(*arguments.values())
+    if node.op in PRECISE:
+        x = next(iter(arguments.values()))
+        return x.copy_(PRECISE[node.op](x)) if node.target._schema.is_mutable else PRECISE[node.op](x)
     # fp8, fp16, bf16 and fp32 are all float64 here; a device that was left out means the one at hand.
     made = {name: tree_map(adapted, a) for name, a in arguments.items()}
     if made.get("device", 0) is None and not any(isinstance(a, Tensor) for a in made.values()):

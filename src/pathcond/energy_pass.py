@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .aliasing import Aliases, through_views, written
 from .energies import FREEZE, Edges, Energies, Frozen, PathSum, Samples, call
-from .energy_plan import Plan, operands_of
+from .energy_plan import Plan
 from .errors import UnsupportedModelError
 from .graph import Graph, Node
 from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS
@@ -75,6 +76,12 @@ class EnergyPass(Energies):
         """Walk the graph once."""
         plan = Plan.of(self.graph, measures=self._measures)
         self._plan, self._aliases = plan, Aliases()
+        try:
+            return self._walk(plan)
+        finally:  # nothing outlives the walk, not even in a reference cycle
+            self.values, self.reals, self.edges = {}, {}, None  # type: ignore[assignment]
+
+    def _walk(self, plan: Plan) -> Lifted:
         for position, node in enumerate(self.graph.nodes):
             self.node = node
             if node.target is None:
@@ -89,9 +96,7 @@ class EnergyPass(Energies):
             for done in plan.last_read_at.get(position, ()):
                 self.values.pop(done, None)
                 self.reals.pop(done, None)
-        lifted = self._collected()
-        self.values.clear()
-        return lifted
+        return self._collected()
 
     def end(self, name: str, reason: str) -> None:
         given = self.node.bound.get(name)
@@ -116,9 +121,8 @@ class EnergyPass(Energies):
                 return PathSum(torch.ones(node.shape, dtype=torch.float64, device=self.device))
             return Frozen(node)
         assert node.value is not None
-        value = _as_double(node.value.detach(), self.device)
-        self.reals[node] = self._per_sample(node, value)
-        return Known(value)
+        real = self.reals[node] = self._per_sample(node, _as_double(node.value.detach(), self.device))
+        return Known(real.values[0] if isinstance(real, Samples) else real)
 
     def _parameter(self, node: Node) -> Tensor:
         return self.parameters[node.name].detach().to(self.device, torch.float64)
@@ -149,8 +153,8 @@ class EnergyPass(Energies):
         if rule is None or rule.energy is None:
             return self._end(node, f"reaches {node.op}", operands)
         try:
-            self._align(arguments, paths)
-            result = rule.energy(self, self.operands)
+            self.operands, self.exponent = arguments, max((a.exponent for a in paths), default=0)
+            result = rule.energy(self, arguments)
         except FORM_ERRORS as error:
             if isinstance(error, MissingValueError):
                 raise
@@ -158,17 +162,6 @@ class EnergyPass(Energies):
             return self._end(node, f"reaches {node.op} in a form that its rule does not cover", operands)
         kind = PathSum if paths or frozen else Edges
         return self._wrapped(node, result, kind, operands)
-
-    def _align(self, arguments: dict[str, Any], paths: list[PathSum]) -> None:
-        """Bring all energies to the largest exponent among them."""
-        self.exponent = max((p.exponent for p in paths), default=0)
-
-        def aligned(a: Any) -> Any:
-            if isinstance(a, PathSum) and a.exponent != self.exponent:
-                return PathSum(a.power * 2.0 ** (a.exponent - self.exponent), self.exponent)
-            return a
-
-        self.operands = tree_map(aligned, arguments)
 
     def _wrapped(self, node: Node, result: Any, kind: type, operands: list[Any]) -> Any:
         if result is FREEZE:
@@ -197,23 +190,23 @@ class EnergyPass(Energies):
         if self.calibrate and node not in self._plan.tracked:
             raise MissingValueError(node.op)
         self._cut(node, reason)
-        ends = tuple(a for a in operands if isinstance(a, PathSum))
+        ends = tuple({id(a): a for a in operands if isinstance(a, PathSum)}.values())
         frozen = [a for a in operands if isinstance(a, Frozen)]
         return self._frozen(node, [Frozen(node, ends), *frozen])
 
     def _of_parameters(self, node: Node, arguments: dict[str, Any], operands: list[Any]) -> Any:
         """A parameter times a constant is an edge; other arithmetic on parameters is a constant."""
-        rest = [a for a in operands if isinstance(a, Known)]
-        weight = arguments.get("self")
-        if node.op in ("mul", "div") and isinstance(weight, Edges) and len(rest) + 1 == len(operands):
-            other = self.power(rest[0].value if rest else arguments["other"])
-            if torch.broadcast_shapes(weight.power.shape, other.shape) == weight.power.shape:
-                return Edges(weight.power * other if node.op == "mul" else weight.power / other)
+        pair = [arguments.get("self"), arguments.get("other")]
+        weight = next((a for a in pair if isinstance(a, Edges)), None)
+        if node.op == "mul" and weight is not None and sum(isinstance(a, Edges) for a in operands) == 1:
+            return Edges(self.factor(pair[0]) * self.factor(pair[1]))
+        if node.op == "div" and pair[0] is weight and not isinstance(pair[1], Edges) and arguments.get("rounding_mode") is None:
+            return Edges(self.factor(pair[0]) / self.factor(pair[1]))
         self._cut(node, f"enters {node.op}, which is computed from parameters alone,")
         return self._known(node)
 
     def _cut(self, node: Node, reason: str) -> None:
-        self.cuts |= {(node, operand): reason for operand in operands_of(node)}
+        self.cuts |= {(node, operand): reason for operand in node.operands}
 
     def _known(self, node: Node) -> Any:
         real = self.reals[node] = self._real_result(node)
@@ -226,13 +219,17 @@ class EnergyPass(Energies):
             old = self.values[target]
             if isinstance(result, Known):
                 continue  # the memory itself has changed
+            others = self._aliases.of(target) - {target, node}
             if isinstance(result, Frozen):
-                for member in self._aliases.of(target):
-                    self.values[member] = tree_map(lambda v, at=member: self._now_frozen(v, at, result), self.values[member])
-                continue
+                if not others or all(isinstance(v, (Frozen, Known)) for m in others for v in tree_leaves(self.values[m])):
+                    for member in self._aliases.of(target):
+                        self.values[member] = self._frozen(member, [result])
+                    continue
+                self.exponent = 0
+                result = PathSum(self._frozen_power(target, added=True))  # part of a tensor that paths lead to
             if not isinstance(result, (PathSum, Edges)) or (isinstance(old, type(result)) and old.power is result.power):
                 continue
-            if not self._aliases.of(target) - {target, node} and target.target is not None:
+            if not others and target.target is not None:
                 self.values[target] = result
                 continue
             chains = self._aliases.views(target)
@@ -243,28 +240,20 @@ class EnergyPass(Energies):
                 )
             base = chains[target][0]
             self.exponent = result.exponent if isinstance(result, PathSum) else 0
-            memory = self._at_exponent(self.values[base]).clone()
-            through_views(chains[target][1:], memory).copy_(result.power)
+            before = self.summand(self.values[base])
+            places = torch.arange(before.numel(), device=self.device).view(before.shape)
+            at = through_views(chains[target][1:], places).reshape(-1)
+            after = before.reshape(-1).scatter(0, at, result.power.reshape(-1)).view(before.shape)
             for member, chain in chains.items():
-                views = through_views(chain[1:], memory)
-                self.values[member] = tree_map(lambda v: replace(result, power=v), views)
-
-    def _at_exponent(self, value: Any) -> Tensor:
-        power = self.summand(value)
-        return power * 2.0 ** (value.exponent - self.exponent) if isinstance(value, PathSum) else power
-
-    @staticmethod
-    def _now_frozen(value: Any, node: Node, result: Frozen) -> Any:
-        return Frozen(node, result.ends) if isinstance(value, (PathSum, Edges, Frozen, Known)) else value
+                self.values[member] = tree_map(partial(_with_power, result), through_views(chain[1:], after))
 
     def _collected(self) -> Lifted:
         """Sum over all outputs. An output nonlinearity (softmax, sigmoid) is no part of the lifting: paths end before it."""
         found: list[PathSum] = []
-        self.exponent = 0
-        for output in {o for o in tree_leaves(self.graph.outputs) if isinstance(o, Node)}:
-            value = self.values[output]
+        outputs = [o for o in tree_leaves(self.graph.returned) if isinstance(o, Node) and isinstance(o.dtype, torch.dtype)]
+        for value in [self.values[output] for output in outputs if output.dtype.is_floating_point]:
             if isinstance(value, Frozen):
-                found += [end for end in value.ends if not any(end is other for other in found)]
+                found += value.ends
             elif isinstance(value, (PathSum, Edges)):
                 found.append(value if isinstance(value, PathSum) else PathSum(value.power))
         exponent = max((paths.exponent for paths in found), default=0)
@@ -346,6 +335,10 @@ class EnergyPass(Energies):
 
 class MissingValueError(RuntimeError):
     """A node turned out to need values of the example batch although no rule said so beforehand."""
+
+
+def _with_power(value: PathSum | Edges, power: Tensor) -> PathSum | Edges:
+    return replace(value, power=power)
 
 
 def _as_double(value: Any, device: torch.device, copy: bool = False) -> Any:

@@ -41,7 +41,7 @@ class Plan:
         arithmetic: set[Node] = set()  # computed from parameters alone, not by views
         measured = False
         for node in graph.nodes:
-            operands = operands_of(node)
+            operands = node.operands
             aliases.record(node)
             overwritten.update(member for target in written(node) for member in aliases.of(target))
             if node.op == "input" or any(operand in data for operand in operands):
@@ -67,11 +67,6 @@ def _is_view(node: Node) -> bool:
     return node.op == "getitem" or (rule is not None and rule.family.startswith(FOR_PARAMETERS_TOO))
 
 
-def operands_of(node: Node) -> list[Node]:
-    """The nodes that a node reads."""
-    return [arg for arg in tree_leaves((node.args, node.kwargs)) if isinstance(arg, Node)]
-
-
 def _ancestors(nodes: Iterable[Node], aliases: Aliases) -> set[Node]:
     """The nodes, all they are computed from, and all that shares memory with it."""
     found: set[Node] = set()
@@ -80,7 +75,7 @@ def _ancestors(nodes: Iterable[Node], aliases: Aliases) -> set[Node]:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += [*operands_of(node), *aliases.of(node)]
+            waiting += [*node.operands, *aliases.of(node)]
     return found
 
 
@@ -88,7 +83,7 @@ def _last_reads(graph: Graph, aliases: Aliases) -> dict[int, list[Node]]:
     last: dict[Node, int] = {}
     for position, node in enumerate(graph.nodes):
         last[node] = position
-        for operand in operands_of(node):
+        for operand in node.operands:
             last[operand] = position
     for output in tree_leaves(graph.outputs):
         if isinstance(output, Node):

@@ -20,8 +20,9 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,7 +74,12 @@ class Node:
         """The place of this call for a person: module path and source line."""
         return ", ".join(part for part in (self.module, self.line) if part) or self.name
 
-    @property
+    @cached_property
+    def operands(self) -> tuple[Node, ...]:
+        """The nodes that this one reads."""
+        return tuple(arg for arg in tree_leaves((self.args, self.kwargs)) if isinstance(arg, Node))
+
+    @cached_property
     def bound(self) -> dict[str, Any]:
         """All arguments by the names of the ATen schema, defaults filled in."""
         if not isinstance(self.target, torch._ops.OpOverload):
@@ -89,12 +95,14 @@ class Graph:
 
     Attributes:
         nodes: Leaves first, then calls in execution order.
-        outputs: Everything the model returns, flattened.
+        outputs: Everything the model returns, flattened, and the buffers that forward updates.
+        returned: What the model returns alone.
         training: Mode in which the model was captured.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[Any, ...]
+    returned: tuple[Any, ...]
     training: bool
 
 
@@ -150,6 +158,28 @@ def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
             numpy.random.set_state(numpy_state)
         if cuda:
             torch.cuda.set_rng_state_all(cuda_states)
+
+
+@contextlib.contextmanager
+def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run the body with some parameters and buffers replaced, by identity: all names of a tied tensor at once.
+
+    torch.func.functional_call is no alternative: of a module that is used under two names it leaves the replacement behind.
+    """
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    replacements = {id(tensor): values[name] for name, tensor in named if name in values}
+    saved = []
+    try:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None and id(tensor) in replacements:
+                        saved.append((table, name, tensor))
+                        table[name] = replacements[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for table, name, tensor in saved:
+            table[name] = tensor  # type: ignore[assignment]
 
 
 def require_supported(model: nn.Module) -> None:
@@ -327,7 +357,8 @@ def _read(program: torch.export.ExportedProgram, model: nn.Module, training: boo
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
     # A buffer that forward updates must keep its scale too, so mutated buffers count as outputs.
     outputs = [out for kind, out in zip(kinds, returned, strict=True) if kind is not OutputKind.TOKEN]
-    return Graph(nodes=_alive(nodes, outputs), outputs=tuple(outputs), training=training)
+    to_user = [out for kind, out in zip(kinds, returned, strict=True) if kind is OutputKind.USER_OUTPUT]
+    return Graph(nodes=_alive(nodes, outputs), outputs=tuple(outputs), returned=tuple(to_user), training=training)
 
 
 def _alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:
@@ -337,7 +368,7 @@ def _alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:
         writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
         if node in needed or writes:
             needed.add(node)
-            needed.update(arg for arg in tree_leaves((node.args, node.kwargs)) if isinstance(arg, Node))
+            needed.update(node.operands)
     return tuple(node for node in nodes if node.target is None or node in needed)
 
 

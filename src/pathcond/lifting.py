@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .aliasing import Aliases, written
 from .energies import PathSum
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .errors import EnergyRangeError, UnsupportedModelError
@@ -99,7 +100,10 @@ def path_norm(model: nn.Module, example_inputs: Any, p: float = 2, *, calibrate:
         raise ValueError(f"p = {p}: the path norm is computed for positive, finite p (count_paths counts paths)")
     sample = capture_sample(model, example_inputs)
     energy = path_energy(model, sample, p=p, calibrate=calibrate, approximate=approximate, diagonal=False)
-    return energy.norm ** (1 / p)
+    try:
+        return energy.norm ** (1 / p)
+    except OverflowError as error:
+        raise EnergyRangeError(f"‖Φ‖_{p} overflows float64: choose a larger p.") from error
 
 
 def count_paths(model: nn.Module, example_inputs: Any) -> float:
@@ -133,7 +137,19 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     model = unwrap(model)
     samples = split_samples(model, example_inputs)
     graph = capture(model, samples[0], training=False)
+    _refuse_written_parameters(graph)
     return Sample(graph=graph, example=samples[0], inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples))
+
+
+def _refuse_written_parameters(graph: Graph) -> None:
+    aliases = Aliases()
+    for node in graph.nodes:
+        aliases.record(node)
+        for parameter in [m for target in written(node) for m in aliases.of(target) if m.op == "parameter"]:
+            raise UnsupportedModelError(
+                f"The forward pass writes into its own parameter {parameter.name} ({node.op} at {node.where}): its paths have no "
+                "fixed weights. Move that write out of forward."
+            )
 
 
 def path_energy(
@@ -153,6 +169,7 @@ def path_energy(
     norm = float(lifted.total.detach())
     if not math.isfinite(norm):
         walk.explain_overflow(p)
+    assert norm >= 0, "energies are sums of products of powers"
     if norm < TINY and float(walk.run(p=0, support=True).total) > 0:
         raise EnergyRangeError(
             f"The path energy of the whole network underflows float64 (it is {norm:.3g}): its weights are too small. "
@@ -247,7 +264,11 @@ class _Walk:
                 normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
             )  # fmt: skip
             try:
-                with untouched(self.model, training=False), torch.set_grad_enabled(received is not None):
+                with (
+                    untouched(self.model, training=False),
+                    torch.inference_mode(False),
+                    torch.set_grad_enabled(received is not None),
+                ):
                     return walk.run()
             except MissingValueError:
                 if measure_all:
@@ -273,13 +294,16 @@ class _Walk:
 
     def refuse_out_of_range(self, received: dict[str, Tensor]) -> None:
         """Refuse a diagonal that is not finite, or zero although a path of nonzero weights leads through the parameter."""
-        for name, g in received.items():
-            if not bool(g.isfinite().all()):
+        extremes = [torch.stack(torch.aminmax(g)) for g in received.values() if g.numel()]
+        ranges = torch.stack(extremes).tolist() if extremes else []  # all at once: every look at a value waits for the device
+        small = []
+        for (low, high), name in zip(ranges, [name for name, g in received.items() if g.numel()], strict=True):
+            if not math.isfinite(high):
                 raise EnergyRangeError(
                     f"The diagonal of G overflows float64 at parameter {name}: the weights in front of it or behind it are too "
                     "large. Initialise those layers at a usual scale."
                 )
-        small = [name for name, g in received.items() if bool((g < TINY).any())]
+            small += [name] if low < TINY else []
         if not small:
             return
         support: dict[str, Tensor] = {}
@@ -327,19 +351,23 @@ def _log10(mantissa: float, exponent: int) -> float:
 
 def _fresh_statistics(model: nn.Module) -> frozenset[str]:
     """Names of the running means of norms that have not seen a batch yet."""
-    buffers = dict(model.named_buffers())
     names = canonical_names(model)
-    counters = {name: buffer for name, buffer in buffers.items() if name.endswith("num_batches_tracked") and not buffer.is_meta}
-    fresh = [name for name, counter in counters.items() if int(counter) == 0]
-    means = [name.removesuffix("num_batches_tracked") + "running_mean" for name in fresh]
-    return frozenset(names[name] for name in means if name in names)
+    seen: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        counter, mean, variance = (module._buffers.get(name) for name in ("num_batches_tracked", "running_mean", "running_var"))
+        if counter is not None and mean is not None and variance is not None:
+            if isinstance(module, nn.modules.instancenorm._InstanceNorm):  # whose batches torch never counts
+                counter = mean.any() | variance.ne(1).any()
+            seen[names[f"{prefix}.running_mean" if prefix else "running_mean"]] = counter.long()
+    counts = torch.stack(list(seen.values())).tolist() if seen else []
+    return frozenset(name for name, count in zip(seen, counts, strict=True) if not count)
 
 
 def _reason(name: str, graph: Graph, lifted: Lifted) -> str:
     """Why a parameter lies on no path."""
     reached = {node for node in graph.nodes if node.op == "parameter" and node.name == name}
     for node in graph.nodes:
-        operands = [arg for arg in tree_leaves((node.args, node.kwargs)) if isinstance(arg, Node) and arg in reached]
+        operands = [operand for operand in node.operands if operand in reached]
         cut = next((lifted.cuts[node, operand] for operand in operands if (node, operand) in lifted.cuts), None)
         if cut is not None:
             return f"{cut} at {node.where}"

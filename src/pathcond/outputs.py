@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .graph import as_call, untouched
+from .graph import as_call, replaced, untouched
 
 
 def default_tolerance(model: nn.Module) -> float:
@@ -21,10 +21,10 @@ def default_tolerance(model: nn.Module) -> float:
 
 def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool) -> list[Tensor]:
     """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
-    args, kwargs = as_call(example_inputs)
+    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, as_call(example_inputs))  # for in-place ops
     buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
-    with untouched(model, training=training), torch.no_grad(), _full_precision():
-        outputs = torch.func.functional_call(model, values | buffers, args, kwargs)
+    with untouched(model, training=training), replaced(model, values | buffers), torch.no_grad(), _full_precision():
+        outputs = model(*args, **kwargs)
     return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
 
 
@@ -64,28 +64,43 @@ def output_change(before: list[Tensor], after: list[Tensor]) -> float:
 def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
     """The example batch as one-sample batches; a single one, the whole, where samples are not told apart.
 
-    Samples lie along the first axis of every input that is as long there as the first input. Whether that is so is
-    tried: in eval mode the first sample must get the same outputs alone as together with the second.
+    Samples lie along the first axis of every input that has the most frequent length there. Whether that is so is tried, on
+    slightly disturbed inputs: in eval mode each of two samples must get the same outputs alone as together.
     """
     inputs = as_call(example_inputs)
-    length = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 1)
+    lengths = [leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] > 1]
+    length = max(lengths, key=lengths.count, default=1)
 
-    def samples(start: int, stop: int) -> Any:
+    def samples(start: int, stop: int, source: Any) -> Any:
         def part(x: Any) -> Any:
             return x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == length else x
 
-        args, kwargs = tree_map(part, inputs)
+        args, kwargs = tree_map(part, source)
         return kwargs or args
 
     if length < 2:
         return [example_inputs]
+    values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}  # forward may write them
+    disturbed = tree_map(_disturbed, inputs)
     try:
-        alone = example_outputs(model, samples(0, 1), {}, training=False)
-        paired = example_outputs(model, samples(0, 2), {}, training=False)
+        paired, *alone = (
+            example_outputs(model, samples(*bounds, disturbed), values, training=False) for bounds in ((0, 2), (0, 1), (1, 2))
+        )
     except Exception:  # whatever a model raises when its inputs are cut where they must not be
         return [example_inputs]
-    cut = [out[:1] if out.dim() and out.shape[0] == 2 else out for out in paired]
-    same_shapes = [out.shape for out in cut] == [out.shape for out in alone]
-    if not same_shapes or not output_change(alone, cut) <= default_tolerance(model):
-        return [example_inputs]
-    return [samples(i, i + 1) for i in range(length)]
+    for i, single in enumerate(alone):
+        cut = [out[i : i + 1] if out.dim() and out.shape[0] == 2 else out for out in paired]
+        same_shapes = [out.shape for out in cut] == [out.shape for out in single]
+        if not same_shapes or not output_change(single, cut) <= default_tolerance(model):
+            return [example_inputs]
+    return [samples(i, i + 1, inputs) for i in range(length)]
+
+
+def _disturbed(x: Any) -> Any:
+    """Floating-point inputs away from constants and from values that are not finite."""
+    if not isinstance(x, Tensor) or not x.dtype.is_floating_point or x.is_meta:
+        return x
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+    finite = torch.where(x.isfinite(), x, 0)
+    return finite + 0.1 * noise * (finite.abs().max() if bool(finite.any()) else 1)

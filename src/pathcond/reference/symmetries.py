@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..graph import as_call
+from ..graph import as_call, replaced
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -185,8 +185,8 @@ def _jacobian(model: nn.Module, theta: dict[str, Tensor], example_inputs: Any, t
                 values[name] = part
         if training:  # batch statistics only; running ones would be updated in place
             values = {name: v for name, v in values.items() if not name.endswith(("running_mean", "running_var"))}
-        with _Differentiable():
-            outputs = torch.func.functional_call(model, values, args, kwargs)
+        with _Differentiable(), replaced(model, values):
+            outputs = model(*args, **kwargs)
         tensors = [out.reshape(-1) for out in tree_leaves(outputs) if isinstance(out, Tensor) and out.is_floating_point()]
         return torch.cat(tensors)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..labels import Labels
+from ..values import Known
 from .contraction import contract
 from .table import energy, rule
 
@@ -44,7 +45,7 @@ def attention_energy(
     energies: Energies, query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: Any, enable_gqa: bool
 ) -> Tensor:
     """Paths lead from the values, times the attention weights frozen at their value on the example batch."""
-    v = energies.factor(value)
+    v = energies.summand(value)
     for name in ("query", "key", "attn_mask"):
         energies.end(name, "makes attention weights")
 
@@ -56,13 +57,17 @@ def attention_energy(
             scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        return scores.softmax(-1)
+        nowhere = (scores == -torch.inf).all(-1, keepdim=True)
+        return scores.softmax(-1).masked_fill(nowhere, 0.0)
 
     if energies.calibrate:
         mixing = energies.measured(weights, "query", "key", "attn_mask")
     else:
         mixing = torch.ones(*energies.node.shape[:-1], v.shape[-2], dtype=torch.float64, device=energies.device)
         mixing = mixing.tril() if is_causal else mixing
+        if isinstance(attn_mask, Known):
+            mask = attn_mask.value
+            mixing = mixing * (mask if mask.dtype == torch.bool else mask != -torch.inf)
     if enable_gqa:
         v = v.repeat_interleave(energies.node.shape[-3] // v.shape[-3], -3)
     return mixing @ v

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from .. import labels as lb
-from ..energies import PathSum
 from ..labels import ANY, FIXED, Labels
 from .table import energy, rule
 
@@ -180,37 +179,31 @@ def _letters(count: int) -> str:
 
 
 @energy("linear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def weighted_sum(energies: Energies, input: Any, weight: Any, bias: Any) -> Tensor:
+def weighted_sum(energies: Energies, bias: Any) -> Tensor:
     """Weights lengthen the paths of what they read, biases start new ones: the op itself on energies and |θ|^p."""
-    x, w = energies.factors(input, weight)
-    return energies.itself({"input": x, "weight": w, "bias": None if bias is None else energies.summand(bias)})
+    biases = [] if bias is None else [bias]
+
+    def multiply(x: Tensor, w: Tensor) -> Tensor:  # the bias once, even if there are two terms
+        return energies.itself({"input": x, "weight": w, "bias": energies.summand(biases.pop()) if biases else None})
+
+    return energies.product(multiply, "input", "weight")
 
 
 @energy("matmul", "mm", "bmm", "mv", "dot")
-def matrix_product(energies: Energies, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any) -> Tensor:
+def matrix_product(energies: Energies) -> Tensor:
     """Energies multiply and are summed."""
-    right = next(operand for operand in (other, mat2, vec, tensor) if operand is not None)
-    return torch.matmul(*energies.factors(x, right))
+    left, right, *_ = energies.node.bound
+    return energies.product(torch.matmul, left, right)
 
 
 @energy("addmm", "baddbmm", "addmv")
-def matrix_product_plus(
-    energies: Energies, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any, alpha: Any, beta: Any
-) -> Tensor:
+def matrix_product_plus(energies: Energies, x: Any, alpha: Any, beta: Any) -> Tensor:
     """Energies multiply and are summed; what is added starts paths."""
-    a = next(operand for operand in (mat1, batch1, mat) if operand is not None)
-    b = next(operand for operand in (mat2, batch2, vec) if operand is not None)
-    product = torch.matmul(*energies.factors(a, b)) * energies.power(alpha)
-    return energies.summand(x) * energies.power(beta) + product
+    _, left, right, *_ = energies.node.bound
+    return energies.plus(energies.product(torch.matmul, left, right) * energies.power(alpha), x, times=beta)
 
 
 @energy("einsum")
-def einsum_energy(energies: Energies, equation: str, tensors: Any) -> Tensor:
+def einsum_energy(energies: Energies, equation: str) -> Tensor:
     """Energies multiply and are summed."""
-    if len(tensors) == 1:
-        return torch.einsum(equation, energies.factor(tensors[0]))
-    first, second, *rest = tensors
-    operands = list(energies.factors(first, second))
-    for operand in rest:
-        operands.append(energies.factors(PathSum(operands[0], energies.exponent), operand)[1])
-    return torch.einsum(equation, *operands)
+    return energies.product(lambda *terms: torch.einsum(equation, *terms), "tensors")

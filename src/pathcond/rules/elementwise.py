@@ -218,10 +218,9 @@ def choice_energy(energies: Energies, x: Any, other: Any) -> Tensor:
 
 
 @energy("addcmul")
-def add_product_energy(energies: Energies, x: Any, tensor1: Any, tensor2: Any, value: Any) -> Tensor:
+def add_product_energy(energies: Energies, x: Any, value: Any) -> Tensor:
     """Energies multiply, then add."""
-    a, b = energies.factors(tensor1, tensor2)
-    return energies.summand(x) + a * b * energies.power(value)
+    return energies.plus(energies.product(torch.mul, "tensor1", "tensor2") * energies.power(value), x)
 
 
 @energy("where", measures=True)
@@ -238,13 +237,10 @@ def masked_fill_energy(energies: Energies, x: Any, value: Any) -> Tensor:
     return kept * energies.summand(x) + filled * energies.summand(value)
 
 
-@energy("mul", "multiply", measures=False)
-def product_energy(energies: Energies, x: Any, other: Any) -> Tensor:
+@energy("mul", "multiply")
+def product_energy(energies: Energies) -> Tensor:
     """Energies multiply; a gate or a constant c multiplies by the mean of |c|^p."""
-    if x is other and energies.calibrate:
-        return power_energy(energies, x, 2)
-    a, b = energies.factors(x, other)
-    return a * b
+    return energies.product(torch.mul, "self", "other")
 
 
 @energy("div", "divide", "true_divide", measures=True)
@@ -258,12 +254,12 @@ def quotient_energy(energies: Energies, x: Any, other: Any, rounding_mode: Any) 
 
 @energy("square", "pow", measures=True)
 def power_energy(energies: Energies, x: Any, exponent: Any) -> Any:
-    """xⁿ = x · xⁿ⁻¹ with xⁿ⁻¹ frozen at its value on the example batch; uncalibrated all n factors have paths."""
+    """n factors: each in turn has paths, times xⁿ⁻¹ frozen at its value on the example batch; uncalibrated all of them do."""
     times = 2 if energies.node.op == "square" else exponent
     if not isinstance(times, (int, float)) or times != int(times) or times < 1:
         return FREEZE
     if energies.calibrate:
-        return energies.factor(x) * energies.measured(lambda v: v ** int(times - 1), "self")
+        return energies.factor(x) * energies.measured(lambda v: v ** int(times - 1), "self") * times
     energies.exponent *= int(times)
     return energies.factor(x) ** int(times)
 

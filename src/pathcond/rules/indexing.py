@@ -88,10 +88,10 @@ def triangle(scales: Scales, x: Any) -> Labels:
 
 
 @energy("embedding", measures=True)
-def embedding_energy(energies: Energies, weight: Any) -> Tensor:
+def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
     """The rows that the example batch reads; uncalibrated one path per row."""
-    table = energies.factor(weight)
-    if not energies.calibrate:
+    table = energies.summand(weight)
+    if not energies.calibrate and not isinstance(indices, Known):
         return table.sum(0).expand(energies.node.shape)
     return energies.averaged(lambda rows: F.embedding(rows, table), "indices")
 
@@ -116,7 +116,11 @@ def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Te
 
 
 @energy("tril", "triu", "slice_scatter", "select_scatter", "index_put", "index_copy", "index_add", "scatter", "scatter_add")
-def placed(energies: Energies, index: Any, indices: Any) -> Any:
+def placed(energies: Energies, index: Any, indices: Any, alpha: Any, value: Any, reduce: Any) -> Any:
     """Known indices are executed on the energies; others end the paths."""
     unknown = [given for given in (index, *(indices or ())) if isinstance(given, (Frozen, PathSum))]
-    return FREEZE if unknown else energies.itself()
+    if unknown or reduce is not None:
+        return FREEZE
+    numbers = {"alpha": energies.power(alpha)} if alpha is not None else {}
+    numbers |= {"value": energies.summand(value)} if isinstance(value, (int, float)) else {}
+    return energies.itself({name: float(number) for name, number in numbers.items()})
