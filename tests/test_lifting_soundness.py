@@ -103,6 +103,12 @@ def scaled(self: Any, x: Tensor) -> Tensor:
     return self.a(x * torch.cat([self.scale[:1] * 0.0, self.scale[1:]]))
 
 
+def written_into_zeros(self: Any, x: Tensor) -> Tensor:
+    z = torch.zeros(x.shape[0], 4).to(x.dtype)
+    z[:, :2] = self.a(x)[:, :2]
+    return self.b(z)
+
+
 AT, KEEP = torch.tensor([0, 2]), torch.tensor([False, True, False, True])
 TWINS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], dict[str, Tensor]]] = {
     "sigmoid of a slice": (sigmoid_of_a_slice, sigmoid_of_a_slice_written_back, {}),
@@ -135,6 +141,7 @@ COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     "where": (lambda self, x: self.a(torch.where(KEEP[:3], x, 0.0)), {"a": layer(3, 4, bias=False)}, 4),
     "masked_fill": (lambda self, x: self.a(x.masked_fill(KEEP[:3], 0.0)), {"a": layer(3, 4, bias=False)}, 8),
     "known rows": (lambda self, x: self.a(x) + self.e(AT)[0], {"a": layer(3, 4), "e": nn.Embedding(50, 4).double()}, 20),
+    "written into zeros": (written_into_zeros, {"a": layer(3, 4), "b": layer(4, 2)}, 18),
     "nothing attended": (
         lambda self, x: F.scaled_dot_product_attention(x[:, None], x[:, None], self.a(x)[:, None], attn_mask=KEEP[:1, None]),
         {"a": layer(3, 4)},

@@ -187,6 +187,16 @@ def test_batch_norm_gives_gamma_over_sigma_and_its_mean_starts_no_path() -> None
     assert (start.parameters, start.coefficient, start.input) == ((1,), 1.0, None)
 
 
+def test_writing_into_a_constant_is_refused() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        z = torch.zeros(1, 4, dtype=x.dtype)
+        z[:, :2] = self.a(x)
+        return self.b(z)
+
+    with pytest.raises(NotImplementedError, match="writes into a constant"):
+        enumerate_paths(Calls(forward, a=nn.Linear(3, 2), b=nn.Linear(4, 2)), torch.ones(1, 3))
+
+
 def test_what_has_no_paths_is_refused_by_name() -> None:
     x = torch.randn(1, 2)
     for name, forward in {

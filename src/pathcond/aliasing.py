@@ -32,7 +32,7 @@ class Aliases:
         if not isinstance(node.target, torch._ops.OpOverload):
             sources = [a for a in node.args if isinstance(a, Node)] if node.op == "getitem" else []
         else:
-            names = {a.name for a in node.target._schema.arguments if a.alias_info is not None}
+            names = {a.name for a in node.target._schema.arguments if a.alias_info is not None and not _converts(node)}
             bound = node.bound
             may_return_input = "dropout" in node.op
             sources = [leaf for name in names for leaf in tree_leaves(bound.get(name)) if isinstance(leaf, Node)]
@@ -51,6 +51,11 @@ class Aliases:
         chains = {member: _views_from_base(member) for member in self.of(node)}
         bases = {chain[0] if chain else None for chain in chains.values()}
         return {} if None in bases or len(bases) > 1 else {member: chain for member, chain in chains.items() if chain}
+
+
+def _converts(node: Node) -> bool:
+    """Whether the node is a conversion to another type, which always copies."""
+    return node.op in ("to", "_to_copy", "type_as") and node.dtype != node.operands[0].dtype
 
 
 def writes(node: Node) -> bool:
@@ -75,7 +80,7 @@ def _views_from_base(node: Node) -> list[Node] | None:
         passes = node.op == "dropout" and not node.bound["train"]  # then it returns its input
         if node.target is None or (node.op not in VIEWS and not writes(node) and not passes):
             aliasing = isinstance(node.target, torch._ops.OpOverload) and any(
-                argument.alias_info is not None for argument in node.target._schema.arguments
+                argument.alias_info is not None and not _converts(node) for argument in node.target._schema.arguments
             )
             return None if aliasing or "dropout" in node.op else chain
         if source is None:

@@ -179,7 +179,7 @@ def enumerate_paths(model: nn.Module, example_inputs: Any, *, limit: int = 200_0
             values[node] = node.value
         elif node.target is not None:
             values[node] = _call(node, values, memory)
-    outputs = [cell for out in graph.outputs if isinstance(out, Node) for cell in _array(values[out], memory)]
+    outputs = [cell for out in graph.returned if isinstance(out, Node) for cell in _array(values[out], memory)]
     paths = tuple(
         Path(parameters=term.parameters, coefficient=term.coefficient, input=term.input, output=position, gates=term.gates)
         for position, cell in enumerate(outputs)
@@ -221,9 +221,10 @@ def _call(node: Node, values: dict[Node, Any], memory: Memory) -> Any:
     made = memory.array((_checked(cell, node) for cell in OPERATIONS[node.op](node, operands)), node.shape)
     if not node.target._schema.is_mutable:
         return made
-    written: Array = operands[node.target._schema.arguments[0].name]
-    written.write(list(made))
-    return written
+    if not isinstance(args[0], Array):
+        raise NotImplementedError(f"{node.op} at {node.where} writes into a constant: its other views would not see it")
+    args[0].write(list(made))
+    return args[0]
 
 
 def _operand(name: str, value: Any, memory: Memory) -> Any:
