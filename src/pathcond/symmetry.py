@@ -93,8 +93,17 @@ class Combination:
     num_classes: int
 
     def __matmul__(self, log_scales: Tensor) -> Tensor:
+        """Log-scales of the classes, (num_classes,) float64, from those of the units."""
         terms = self.coefficients * log_scales[self.units]
-        return torch.zeros(self.num_classes, dtype=torch.float64).index_add_(0, self.classes, terms)
+        return torch.zeros(self.num_classes, dtype=torch.float64, device=terms.device).index_add_(0, self.classes, terms)
+
+    def transposed(self, values: Tensor, num_units: int) -> Tensor:
+        """Values of the classes summed over the units they depend on, (num_units,) float64."""
+        terms = self.coefficients * values[self.classes]
+        return torch.zeros(num_units, dtype=torch.float64, device=terms.device).index_add_(0, self.units, terms)
+
+    def to(self, device: torch.device) -> Combination:
+        return Combination(self.classes.to(device), self.units.to(device), self.coefficients.to(device), self.num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from .graph import unwrap
 from .lifting import diag_g
+from .problem import Problem
 from .symmetry import Normalization, Symmetry, find_symmetry
-from .values import Scaling
 
 Verdict = Literal["much", "some", "little", "nothing"]
 
@@ -268,73 +268,26 @@ def regime(model: nn.Module, example_inputs: Any, *, normalization: Normalizatio
     )
 
 
-@dataclass(frozen=True)
-class _Block:
-    """One parameter, summed over pairs of classes of equal log-scales.
-
-    Attributes:
-        rows, columns: (R,) and (C,) classes that multiply and that divide it; both (n,) where few of the pairs occur.
-        energy, count: (R, C) or (n,), Σ g and number of parameters with g > 0.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    energy: Tensor
-    count: Tensor
-
-    def total(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Σ over pairs of weights · x[row] · y[column]; x and y are (num_classes,)."""
-        return torch.einsum("r,rc,c->" if weights.dim() == 2 else "n,n,n->", x[self.rows], weights, y[self.columns])
-
-
-def _block(scaling: Scaling, g: Tensor) -> _Block:
-    rows, r = torch.unique(scaling.plus.long(), return_inverse=True)
-    columns, c = torch.unique(scaling.minus.long(), return_inverse=True)
-    pairs = r * len(columns) + c
-    energy, count = g.sum_to_size(pairs.shape).flatten(), (g > 0).double().sum_to_size(pairs.shape).flatten()
-    if pairs.numel() < len(rows) * len(columns):
-        return _Block(rows[r.expand_as(pairs).flatten()], columns[c.expand_as(pairs).flatten()], energy, count)
-    energy, count = (
-        torch.zeros(len(rows) * len(columns), dtype=torch.float64).index_add_(0, pairs.flatten(), x).view(len(rows), -1)
-        for x in (energy, count)
-    )
-    return _Block(rows, columns, energy, count)
-
-
 def _minimise(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[float, float]:
-    """Root mean square of log |θ'/θ| at the minimum of F, and (F(0) - min F) / p: good to a percent, not a solver's answer.
+    """Root mean square of log |θ'/θ| at the minimum of F, and (F(0) - min F) / p: good to a percent, not a solver's answer."""
+    problem = Problem.of(symmetry, g)
+    p = problem.num_parameters
+    u = torch.zeros(problem.num_units, dtype=torch.float64, requires_grad=True)
 
-    F(u)/p = log Σ_i g_i exp(-(Ku)_i) + mean_i (Ku)_i (eq. optim_with_bz) by L-BFGS. Formulas below are over v, the u of every
-    class, and Ku is the difference of two of them.
-    """
-    E, p = sum(values.sum().item() for values in g.values()), sum(int((values > 0).sum()) for values in g.values())
-    blocks = [_block(symmetry.scalings[name], values / E) for name, values in g.items() if name in symmetry.scalings]
-    fixed = sum(values.sum().item() / E for name, values in g.items() if name not in symmetry.scalings)
-    u = torch.zeros(symmetry.num_units, dtype=torch.float64, requires_grad=True)
-    K = symmetry.combination
-
-    def classes() -> Tensor:
-        return torch.zeros(K.num_classes, dtype=torch.float64).index_add(0, K.classes, K.coefficients * u[K.units])
-
-    def total(weights: Literal["energy", "count"], x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([block.total(getattr(block, weights), x, y) for block in blocks]).sum()
-
-    v, one = classes(), torch.ones(K.num_classes, dtype=torch.float64)
-    (slope,) = torch.autograd.grad((total("count", v, one) - total("count", one, v)) / p, u)
-
-    def objective() -> Tensor:
-        optimizer.zero_grad()
-        v = classes()
-        value = (fixed + total("energy", (-v).exp(), v.exp())).log() + slope @ u
-        value.backward()
-        return value.detach()
+    def objective() -> float:
+        point = problem.at(u.detach())
+        u.grad = point.gradient / p
+        return point.value / p
 
     optimizer = torch.optim.LBFGS([u], max_iter=100, history_size=20, line_search_fn="strong_wolfe")
-    before = objective().item()
+    before = objective()
     optimizer.step(objective)
-    t = classes().detach() / 2
-    squares = total("count", t * t, one) - 2 * total("count", t, t) + total("count", one, t * t)
-    return math.sqrt(max(squares.item(), 0.0) / p), before - objective().item()
+    t, squares = symmetry.combination @ u.detach() / 2, 0.0
+    for block in problem.blocks:  # Σ over pairs of count · (t[row] - t[column])²
+        rows, columns = t[block.rows], t[block.columns]
+        difference = rows[:, None] - columns if block.count.dim() == 2 else rows - columns
+        squares += float((block.count * difference.square()).sum())
+    return math.sqrt(squares / p), before - objective()
 
 
 def _spread(g: dict[str, Tensor]) -> tuple[int, int, float]:

@@ -1,0 +1,72 @@
+"""The criterion in block form is the criterion written out parameter by parameter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import pathcond
+from pathcond import Symmetry, diag_g, find_symmetry
+from pathcond.problem import Problem
+
+from .cases import CASES, make
+from .zoo import NORMALIZATIONS
+
+
+def written_out(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """K (p, num_units) and g (p,) of the parameters with g > 0, from the factors of one log-scale at a time."""
+    units = torch.eye(symmetry.num_units, dtype=torch.float64)
+    factors = [symmetry.factors(unit) for unit in units]
+    K = [torch.stack([f[name].log().reshape(-1) for f in factors], 1) for name in g]
+    flat = torch.cat([values.reshape(-1) for values in g.values()])
+    return torch.cat(K)[flat > 0].round(), flat[flat > 0]
+
+
+def objective(exponents: Tensor, g: Tensor, u: Tensor) -> Tensor:
+    """eq. optim_with_bz, with B = −K."""
+    return len(g) * torch.logsumexp(g.log() - exponents @ u, 0) + (exponents @ u).sum()
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
+    model, inputs = make(name)
+    symmetry = find_symmetry(model, inputs, normalization=normalization, approximate=True)
+    if not symmetry.num_units:
+        assert normalization != "full", "the case would test nothing"
+        return
+    g = diag_g(model, inputs)
+    problem, (K, flat) = Problem.of(symmetry, g), written_out(symmetry, g)
+    assert problem.num_parameters == len(flat)
+    u = torch.randn(symmetry.num_units, dtype=torch.float64, requires_grad=True)
+    d = torch.randn(symmetry.num_units, dtype=torch.float64)
+    expected = objective(K, flat, u)
+    (gradient,) = torch.autograd.grad(expected, u, create_graph=True)
+    (curvature,) = torch.autograd.grad(gradient @ d, u)
+    point = problem.at(u.detach())
+    scale = 1e-12 * len(flat)
+    assert point.value == pytest.approx(float(expected.detach()), rel=1e-12)
+    torch.testing.assert_close(point.gradient, gradient.detach(), rtol=1e-10, atol=scale)
+    torch.testing.assert_close(point.hessian_product(d), curvature, rtol=1e-9, atol=10 * scale)
+
+
+def test_the_gradient_is_that_of_the_rescaled_model_at_zero() -> None:
+    """F at u of the model is F at 0 of the model rescaled by t = u/2: signs, squares and factors of two all show here."""
+    model, inputs = make("resnet")
+    symmetry = find_symmetry(model, inputs, normalization="paper")
+    u = torch.randn(symmetry.num_units, dtype=torch.float64)
+    before = Problem.of(symmetry, diag_g(model, inputs)).at(u)
+    pathcond.rescale_(model, symmetry, u / 2)
+    after = Problem.of(symmetry, diag_g(model, inputs)).at(torch.zeros_like(u))
+    torch.testing.assert_close(after.gradient, before.gradient, rtol=1e-9, atol=1e-8)
+    assert after.value + float(before.problem.slope @ u) == pytest.approx(before.value, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_impossible_diagonals_are_refused(bad: float) -> None:
+    model, inputs = make("mlp")
+    symmetry, g = find_symmetry(model, inputs), diag_g(model, inputs)
+    g["0.weight"][0, 0] = bad
+    with pytest.raises(ValueError, match=r"finite, not negative"):
+        Problem.of(symmetry, g)
+    with pytest.raises(ValueError, match="positive somewhere"):
+        Problem.of(symmetry, {name: torch.zeros_like(values) for name, values in g.items()})
