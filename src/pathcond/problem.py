@@ -85,6 +85,7 @@ class Problem:
         log_total: log of the sum of all g.
         combination: C.
         num_units: Length of u.
+        groups: Positions of the units, layer by layer in forward order.
         slope: (num_units,) gradient of the linear term Σ_i (Ku)_i.
     """
 
@@ -94,6 +95,7 @@ class Problem:
     log_total: float
     combination: Combination
     num_units: int
+    groups: tuple[Tensor, ...]
     slope: Tensor
 
     @classmethod
@@ -126,6 +128,7 @@ class Problem:
         return cls(
             blocks=blocks, fixed=fixed, num_parameters=sum(int((values > 0).sum()) for values in g.values()),
             log_total=math.log(total), combination=combination, num_units=symmetry.num_units,
+            groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups),
             slope=combination.transposed(n, symmetry.num_units),
         )  # fmt: skip
 
@@ -138,7 +141,7 @@ class Point:
     """F at one u; what is asked for is computed once."""
 
     def __init__(self, problem: Problem, u: Tensor) -> None:
-        self.problem, self.u = problem, u
+        self.problem, self.u = problem, u.clone()
         v = problem.combination @ u
         self.shrink, self.grow = (-v).exp(), v.exp()  # of a parameter that the class multiplies, or divides
         # (R,) and (C,) per block: energies that leave through each row and column

@@ -1,0 +1,6 @@
+"""Solvers of the criterion: each is a frozen object of settings with ``solve(problem) -> Solution``."""
+
+from .coordinate_descent import CoordinateDescent
+from .solution import Solution
+
+__all__ = ["CoordinateDescent", "Solution"]

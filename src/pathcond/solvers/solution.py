@@ -1,0 +1,29 @@
+"""What every solver returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Log-scales, and how far they were brought.
+
+    Attributes:
+        log_scales: log λ per unit, (num_units,) float64: t = u/2.
+        objective_before, objective_after: F at scale 1 and at ``log_scales``.
+        gradient_norm: Euclidean norm of ∇F there, divided by p; of a bounded problem, of its projection.
+        iterations: Sweeps or Newton steps.
+        converged: Whether the solver's own tolerance was met.
+        message: Why it stopped and, if it did not converge, what to do.
+    """
+
+    log_scales: Tensor
+    objective_before: float
+    objective_after: float
+    gradient_norm: float
+    iterations: int
+    converged: bool
+    message: str
