@@ -8,9 +8,10 @@ from benchmarks.naive import sweeps
 from scipy.optimize import minimize
 from torch import nn
 
+import pathcond
 from pathcond import diag_g, find_symmetry
 from pathcond.problem import Problem
-from pathcond.solvers import CoordinateDescent
+from pathcond.solvers import CoordinateDescent, Exact
 
 from .cases import make
 from .test_problem import objective, written_out
@@ -33,14 +34,17 @@ def test_coordinate_descent_has_the_iterates_of_the_algorithm_box(name: str) -> 
 
 @pytest.mark.parametrize("normalization", ["absorb", "full", "paper"])
 @pytest.mark.parametrize("name", [*PLAIN, "resnet", "densenet", "square", "self_edge", "product_of_branches", "used_twice", "vit"])
-def test_coordinate_descent_finds_the_minimum_that_scipy_finds(name: str, normalization: str) -> None:
+@pytest.mark.parametrize("solver", [CONVERGED, Exact()], ids=lambda solver: type(solver).__name__)
+def test_the_minimum_is_the_one_that_scipy_finds(solver: CoordinateDescent | Exact, name: str, normalization: str) -> None:
     """Residual streams, self-edges, exponents of ±2 and units that share parameters included."""
     model, inputs = make(name)
     symmetry, g = find_symmetry(model, inputs, normalization=normalization), diag_g(model, inputs)
     if not symmetry.num_units:
         return
     problem, (exponents, flat) = Problem.of(symmetry, g), written_out(symmetry, g)
-    solution = CONVERGED.solve(problem)
+    solution = solver.solve(problem)
+    assert solution.converged, solution.message
+    assert solution.gradient_norm < 1e-8
     assert solution.objective_after <= solution.objective_before
     assert solution.objective_before == pytest.approx(float(objective(exponents, flat, torch.zeros(symmetry.num_units).double())))
 
@@ -54,12 +58,64 @@ def test_coordinate_descent_finds_the_minimum_that_scipy_finds(name: str, normal
 
 
 def test_a_bound_holds() -> None:
+    """The box-constrained optimum: no unit moves further, and a projected method of scipy finds no better one."""
     model, inputs = make("vgg_with_flatten")
     problem = Problem.of(find_symmetry(model, inputs), diag_g(model, inputs))
-    free = CONVERGED.solve(problem).log_scales.abs().max()
-    bounded = CoordinateDescent(sweeps=100, max_log_scale=float(free) / 2).solve(problem)
-    assert bounded.log_scales.abs().max() == pytest.approx(float(free) / 2)
-    assert bounded.objective_after < bounded.objective_before
+    limit = float(Exact().solve(problem).log_scales.abs().max()) / 2
+    swept = CoordinateDescent(sweeps=2000, tolerance=1e-12, max_log_scale=limit).solve(problem)
+    exact = Exact(max_log_scale=limit).solve(problem)
+    assert exact.converged
+    for solution in (swept, exact):
+        assert float(solution.log_scales.abs().max()) == pytest.approx(limit)
+        assert solution.objective_after < solution.objective_before
+    torch.testing.assert_close(exact.log_scales, swept.log_scales, rtol=0, atol=1e-7)
+
+    def value_and_gradient(u: object) -> tuple[float, object]:
+        point = problem.at(torch.as_tensor(u, dtype=torch.float64))
+        return point.value, point.gradient.numpy()
+
+    bounds = [(-2 * limit, 2 * limit)] * problem.num_units
+    best = minimize(value_and_gradient, [0.0] * problem.num_units, jac=True, method="L-BFGS-B", bounds=bounds)
+    assert exact.objective_after <= best.fun + 1e-9
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_extreme_initialisations(scale: float) -> None:
+    """One layer of ten times 1e±8: the optimum undoes it, and leaves the diagonal as it is without."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(10) for part in (nn.Linear(6, 6), nn.ReLU())]
+    model, x = nn.Sequential(*layers, nn.Linear(6, 3)).double(), torch.randn(4, 6).double()
+    symmetry = find_symmetry(model, x)
+    usual = Exact().solve(Problem.of(symmetry, diag_g(model, x)))
+    shift = torch.zeros(symmetry.num_units, dtype=torch.float64)
+    shift[list(symmetry.groups[4].units)] = torch.tensor(scale).double().log()
+    pathcond.rescale_(model, symmetry, shift)
+    extreme = Exact().solve(Problem.of(symmetry, diag_g(model, x)))
+    assert extreme.converged, extreme.message
+    torch.testing.assert_close(extreme.log_scales + shift, usual.log_scales, rtol=0, atol=1e-6)
+
+
+def test_a_constant_diagonal_stays() -> None:
+    """prop. constant-diagonal: u = 0 is the minimiser."""
+    model, inputs = make("mlp")
+    symmetry = find_symmetry(model, inputs)
+    g = {name: torch.full_like(values, 3.0) for name, values in diag_g(model, inputs).items()}
+    for solver in (Exact(), CONVERGED):
+        assert float(solver.solve(Problem.of(symmetry, g)).log_scales.abs().max()) < 1e-12
+
+
+def test_deep_networks_and_zero_gains() -> None:
+    torch.manual_seed(0)
+    layers = [part for _ in range(50) for part in (nn.Linear(8, 8), nn.ReLU())]
+    model, x = nn.Sequential(*layers, nn.Linear(8, 3)).double(), torch.randn(4, 8).double()
+    deep = Exact().solve(Problem.of(find_symmetry(model, x), diag_g(model, x)))
+    assert deep.converged, deep.message
+    model, inputs = make("resnet")
+    with torch.no_grad():
+        model[4].bn2.weight.zero_()
+    cut = Exact().solve(Problem.of(find_symmetry(model, inputs), diag_g(model, inputs)))
+    assert cut.converged, cut.message
+    assert bool(cut.log_scales.isfinite().all())
 
 
 def test_one_neuron_by_hand() -> None:
@@ -71,6 +127,12 @@ def test_one_neuron_by_hand() -> None:
     into, out = float(g["0.weight"]), float(g["2.weight"])
     factor = float((2 * solution.log_scales).exp())  # g_in / X and g_out · X; ∂F = 0 where their sums are as 2 to 1
     assert 2 * into / factor == pytest.approx(2 * out * factor, rel=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{"tolerance": 0.0}, {"max_steps": 0}, {"max_log_scale": -1.0}])
+def test_bad_settings_of_the_exact_solver_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match=r"Exact needs|max_log_scale bounds"):
+        Exact(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}, {"max_log_scale": 0.0}])

@@ -176,6 +176,16 @@ class Point:
         """∇F(u), (num_units,)."""
         return self.problem.num_parameters / self.energy * self.energy_gradient + self.problem.slope
 
+    def laplacian_diagonal(self) -> Tensor:
+        """The diagonal of p/E · ∂²E/∂u², (num_units,), each unit's classes taken as independent: an upper estimate."""
+        degree = torch.zeros_like(self.grow)
+        for block, row, column in zip(self.problem.blocks, self.by_row, self.by_column, strict=True):
+            degree.index_add_(0, block.rows, row)
+            degree.index_add_(0, block.columns, column)
+        C = self.problem.combination
+        squares = Combination(C.classes, C.units, C.coefficients.square(), C.num_classes)
+        return self.problem.num_parameters / self.energy * squares.transposed(degree, self.problem.num_units)
+
     def hessian_product(self, d: Tensor) -> Tensor:
         """∇²F(u) · d, (num_units,): a weighted graph Laplacian less a rank-one term."""
         problem = self.problem
