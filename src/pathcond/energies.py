@@ -15,6 +15,7 @@ weight, a gate). Energies of path counts outgrow float64, so a ``PathSum`` carri
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +71,7 @@ FREEZE = _Freeze()
 
 
 @dataclass
-class Energies:
+class Energies(ABC):
     """One walk over a graph, as the rules see it.
 
     Attributes:
@@ -200,17 +201,17 @@ class Energies:
         arguments = {name: tree_map(operand, own[name]) if name in own else (replaced or {})[name] for name in self.operands}
         return call(self.node, arguments, self.device)
 
+    @abstractmethod
     def end(self, name: str, reason: str) -> None:
         """Note that paths which reach this operand of the node at work end here, although others pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def real_of(self, node: Node) -> Any:
         """The values of a node on the example batch: ``Samples``, or one value where it does not depend on the data."""
-        raise NotImplementedError
 
+    @abstractmethod
     def statistics(self) -> tuple[Tensor, Tensor]:
         """(mean, variance) per channel by which the BatchNorm at work normalises."""
-        raise NotImplementedError
 
     def _real(self, name: str) -> Any:
         given = self.node.bound[name]

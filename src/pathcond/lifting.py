@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,12 +45,10 @@ class Sample:
 
     Attributes:
         graph: Captured in eval mode on one sample.
-        example: The sample.
         inputs: Per sample of the example batch, the values of the graph's inputs in order.
     """
 
     graph: Graph
-    example: Any
     inputs: tuple[tuple[Any, ...], ...]
 
 
@@ -138,7 +136,7 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     samples = split_samples(model, example_inputs)
     graph = capture(model, samples[0], training=False)
     _refuse_written_parameters(graph)
-    return Sample(graph=graph, example=samples[0], inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples))
+    return Sample(graph=graph, inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples))
 
 
 def _refuse_written_parameters(graph: Graph) -> None:
@@ -256,24 +254,18 @@ class _Walk:
                 return power
             return _Edge.apply(self.anchor, power, lambda gradient: received.update({name: _dense(gradient)}))
 
-        for measure_all in (False, True):
-            walk = EnergyPass(
-                p=p, approximate=self.approximate, calibrate=self.calibrate and not count, device=self.device,
-                graph=self.sample.graph, edges=edges, parameters=self.parameters, inputs=self.sample.inputs,
-                fresh=_fresh_statistics(self.model), measure_all=measure_all, watch=watch,
-                normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
-            )  # fmt: skip
+        walk = EnergyPass(
+            p=p, approximate=self.approximate, calibrate=self.calibrate and not count, device=self.device,
+            graph=self.sample.graph, edges=edges, parameters=self.parameters, inputs=self.sample.inputs,
+            fresh=_fresh_statistics(self.model), watch=watch,
+            normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
+        )  # fmt: skip
+        with untouched(self.model, training=False), torch.inference_mode(False), torch.set_grad_enabled(received is not None):
             try:
-                with (
-                    untouched(self.model, training=False),
-                    torch.inference_mode(False),
-                    torch.set_grad_enabled(received is not None),
-                ):
-                    return walk.run()
+                return walk.run()
             except MissingValueError:
-                if measure_all:
-                    raise
-        raise AssertionError("unreachable")
+                walk = replace(walk, measure_all=True, edges=edges, cuts={})
+                return walk.run()
 
     def explain_overflow(self, p: float) -> None:
         """Find the first layer whose energy is not finite."""
