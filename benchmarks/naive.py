@@ -36,11 +36,10 @@ def index_sets(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[list[Tensor], 
     return [torch.cat([empty, *sets]) for sets in incoming], [torch.cat([empty, *sets]) for sets in outgoing], flat
 
 
-def sweeps(symmetry: Symmetry, g: dict[str, Tensor], order: list[int]) -> Iterator[Tensor]:
+def sweeps(into: list[Tensor], out: list[Tensor], values: Tensor, order: list[int]) -> Iterator[Tensor]:
     """u after every sweep over the neurons in the given order."""
-    into, out, values = index_sets(symmetry, g)
     p = len(values)
-    u = torch.zeros(symmetry.num_units, dtype=torch.float64)
+    u = torch.zeros(len(into), dtype=torch.float64)
     v = torch.zeros(p, dtype=torch.float64)
     E = values.sum()
     while True:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from benchmarks.naive import sweeps
+from benchmarks.naive import index_sets, sweeps
 from scipy.optimize import minimize
 from torch import nn
 
@@ -26,7 +26,7 @@ def test_coordinate_descent_has_the_iterates_of_the_algorithm_box(name: str) -> 
     symmetry, g = find_symmetry(model, inputs, normalization="paper"), diag_g(model, inputs)
     order = [unit for group in symmetry.groups for unit in group.units]
     problem = Problem.of(symmetry, g)
-    for count, expected in enumerate(itertools.islice(sweeps(symmetry, g, order), 5), start=1):
+    for count, expected in enumerate(itertools.islice(sweeps(*index_sets(symmetry, g), order), 5), start=1):
         solution = CoordinateDescent(sweeps=count, tolerance=0).solve(problem)
         torch.testing.assert_close(2 * solution.log_scales, expected, rtol=0, atol=1e-12)
         assert solution.iterations == count

@@ -1,6 +1,8 @@
 """PathCond: rescale ReLU networks along their symmetries, without changing the function.
 
+report = pathcond.condition_(model, example_inputs)           # all of the below: find, measure, solve, rescale, verify
 symmetry = pathcond.find_symmetry(model, example_inputs)      # what can be rescaled, and what cannot
+pathcond.solve(symmetry, g, solver=pathcond.Exact())           # the best log-scales
 pathcond.rescale_(model, symmetry, log_scales)                # in place, verified, all or nothing
 pathcond.diag_g(model, example_inputs)                        # diagonal of G = ∂Φᵀ∂Φ, one backward pass
 pathcond.path_norm(model, example_inputs, p=2)                # ‖Φ‖_p
@@ -8,18 +10,27 @@ pathcond.count_paths(model, example_inputs)                   # how many paths t
 """
 
 from . import reference, theory
+from .condition import condition_
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
 from .lifting import count_paths, diag_g, log10_paths, path_norm
+from .report import Report
 from .rescale import rescale_
+from .solvers import CoordinateDescent, ENorm, Exact, Solution, solve
 from .symmetry import Symmetry, find_symmetry
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CoordinateDescent",
+    "ENorm",
     "EnergyRangeError",
+    "Exact",
+    "Report",
     "RescalingError",
+    "Solution",
     "Symmetry",
     "UnsupportedModelError",
+    "condition_",
     "count_paths",
     "diag_g",
     "find_symmetry",
@@ -27,5 +38,6 @@ __all__ = [
     "path_norm",
     "reference",
     "rescale_",
+    "solve",
     "theory",
 ]

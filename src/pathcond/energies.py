@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .graph import Node
+from .samples import Samples
 from .values import Known
 
 
@@ -54,13 +55,6 @@ class Frozen:
 
     node: Node
     ends: tuple[PathSum, ...] = ()
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What a node computes on each sample of the example batch."""
-
-    values: list[Any]
 
 
 class _Freeze:

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .aliasing import Aliases, through_views, written
-from .energies import FREEZE, Edges, Energies, Frozen, PathSum, Samples, call
+from .energies import FREEZE, Edges, Energies, Frozen, PathSum, call
 from .energy_plan import Plan
 from .errors import UnsupportedModelError
 from .graph import Graph, Node
 from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS
 from .rules import RULES
+from .samples import Samples, at_once
 from .values import Known
 
 logger = logging.getLogger("pathcond")
@@ -287,7 +288,7 @@ class EnergyPass(Energies):
             one = torch.ones((), dtype=torch.float64, device=self.device)
             return one * 0, one - self.node.bound["eps"]
         real = self._real("input")
-        x = torch.cat(real.values) if isinstance(real, Samples) else real
+        x = (real.joined if real.joined is not None else torch.cat(real.values)) if isinstance(real, Samples) else real
         if x.numel() == x.shape[1]:
             raise UnsupportedModelError(
                 f"The statistics of {self.node.where} cannot be measured on a single value per channel: give an example batch "
@@ -313,6 +314,10 @@ class EnergyPass(Energies):
         arguments = tree_map(lambda a: self.real_of(a) if isinstance(a, Node) else a, bound)
         if node not in self._plan.per_sample or not self.inputs:
             return _as_double(self._called(node, arguments), self.device)
+
+        together = at_once(node, arguments, lambda joined: _as_double(self._called(node, joined), self.device))
+        if together is not None:
+            return together
 
         def sample(i: int) -> Any:
             own = tree_map(lambda a: a.values[i] if isinstance(a, Samples) else a, arguments)

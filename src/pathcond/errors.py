@@ -11,3 +11,7 @@ class RescalingError(ValueError):
 
 class EnergyRangeError(ArithmeticError):
     """Path energy leaves the range of float64; the message names the layer."""
+
+
+class TrainChangeError(RescalingError):
+    """Only the train-mode output would change by more than is allowed: milder scales in front of norms will do."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -40,46 +40,34 @@ class Block:
     """One parameter, summed over pairs of classes of equal log-scales.
 
     Attributes:
-        rows, columns: (R,) and (C,) classes that multiply and that divide it; both (n,) where only some pairs occur.
-        energy: (R, C) or (n,), Σ g of every pair.
-        count: The same for the number of parameters with g > 0.
+        rows, columns: (R,) and (C,) classes that multiply and that divide it.
+        energy: (R, C), Σ g of every pair.
     """
 
     rows: Tensor
     columns: Tensor
     energy: Tensor
-    count: Tensor
-
-    @classmethod
-    def of(cls, scaling: Scaling, g: Tensor) -> Block:
-        """Collapse g, which has the parameter's shape, to the pairs of classes of its scaling."""
-        device = g.device
-        rows, r = torch.unique(scaling.plus.long().to(device), return_inverse=True)
-        columns, c = torch.unique(scaling.minus.long().to(device), return_inverse=True)
-        pairs = r * len(columns) + c
-        energy = g.sum_to_size(pairs.shape).flatten()
-        count = (g > 0).double().sum_to_size(pairs.shape).flatten()
-        if pairs.numel() < len(rows) * len(columns):  # a depthwise kernel: each channel meets only itself
-            return cls(rows[r.expand_as(pairs).flatten()], columns[c.expand_as(pairs).flatten()], energy, count)
-        size = len(rows) * len(columns)
-        dense = [torch.zeros(size, dtype=torch.float64, device=device).index_add_(0, pairs.flatten(), x) for x in (energy, count)]
-        return cls(rows, columns, *(x.view(len(rows), len(columns)) for x in dense))
-
-    def row_sums(self, weights: Tensor, y: Tensor) -> Tensor:
-        """Σ over columns of weights · y[column], one per row; y is (num_classes,)."""
-        return weights @ y[self.columns] if weights.dim() == 2 else weights * y[self.columns]
-
-    def column_sums(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Σ over rows of weights · x[row], one per column; x is (num_classes,)."""
-        return x[self.rows] @ weights if weights.dim() == 2 else weights * x[self.rows]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """F over one Symmetry and one diagonal.
+class Pairs:
+    """Single pairs of classes, of all the parameters that are vectors to us: biases, gains, depthwise kernels.
 
     Attributes:
-        blocks: The parameters that some unit rescales; energies relative to the sum of all g.
+        rows, columns, energy: (n,) each.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    energy: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """F over one Symmetry and one diagonal, on a box of u.
+
+    Attributes:
+        blocks, pairs: The parameters that some unit rescales; energies relative to the sum of all g.
         fixed: Energy of the others, likewise relative.
         num_parameters: p, the number of trainable parameters with g > 0.
         log_total: log of the sum of all g.
@@ -87,9 +75,11 @@ class Problem:
         num_units: Length of u.
         groups: Positions of the units, layer by layer in forward order.
         slope: (num_units,) gradient of the linear term Σ_i (Ku)_i.
+        lower, upper: (num_units,) bounds on u, around 0; infinite where there is none.
     """
 
     blocks: tuple[Block, ...]
+    pairs: Pairs
     fixed: float
     num_parameters: int
     log_total: float
@@ -97,40 +87,89 @@ class Problem:
     num_units: int
     groups: tuple[Tensor, ...]
     slope: Tensor
+    lower: Tensor
+    upper: Tensor
 
     @classmethod
-    def of(cls, symmetry: Symmetry, g: Mapping[str, Tensor]) -> Problem:
+    def of(cls, symmetry: Symmetry, g: Mapping[str, Tensor], bounds: tuple[Tensor, Tensor] | None = None) -> Problem:
         """Collapse a diagonal over the classes of a Symmetry.
 
         Args:
             symmetry: From ``find_symmetry``.
             g: From ``diag_g``, by parameter name; what is missing counts in neither p nor E.
+            bounds: Least and greatest log λ of every unit, (num_units,) each, as ``Symmetry.log_scale_bounds`` gives them.
 
         Raises:
-            ValueError: g has a negative or non-finite entry, or no positive one.
+            ValueError: g has a negative or non-finite entry or no positive one, or the bounds do not contain scale 1.
         """
-        total = sum(float(values.sum()) for values in g.values())
-        smallest = min((float(values.min()) for values in g.values() if values.numel()), default=0.0)
-        if not (math.isfinite(total) and total > 0 and smallest >= 0):
-            raise ValueError(
-                f"diag(G) must be finite, not negative, and positive somewhere: its sum is {total}, its least {smallest}"
-            )
-        scaled = {name: values.double() / total for name, values in g.items() if name in symmetry.scalings}
-        blocks = tuple(Block.of(symmetry.scalings[name], values) for name, values in scaled.items())
-        fixed = sum(float(values.sum()) / total for name, values in g.items() if name not in symmetry.scalings)
-        device = next(iter(g.values())).device
+        device = next((values.device for values in g.values()), torch.device("cpu"))
+        total = _checked_total(g)
         combination = symmetry.combination.to(device)
         n = torch.zeros(combination.num_classes, dtype=torch.float64, device=device)
-        one = torch.ones_like(n)
-        for block in blocks:
-            n.index_add_(0, block.rows, block.row_sums(block.count, one))
-            n.index_add_(0, block.columns, -block.column_sums(block.count, one))
+        blocks, pairs, fixed, p = [], [], 0.0, 0
+        for name, values in g.items():
+            positive = values > 0
+            p += int(positive.sum())
+            if name not in symmetry.scalings:
+                fixed += float(values.sum()) / total
+                continue
+            shape = _Shape.of(symmetry.scalings[name], values)
+            shape.count(positive, n)
+            if not shape.dense:
+                pairs.append(shape.pairs(values.double() / total))
+                continue
+            block = Block(shape.rows, shape.columns, shape.matrix(values.double()) / total)
+            if min(block.energy.shape) > 1:
+                blocks.append(block)
+            else:
+                pairs.append(Pairs(*torch.broadcast_tensors(block.rows, block.columns, block.energy.flatten())))
+        pairs_of_all = _joined(pairs, device)
+        kept = (pairs_of_all.rows != pairs_of_all.columns) & (pairs_of_all.energy > 0)
+        lower, upper = _box(symmetry.num_units, bounds, device)
         return cls(
-            blocks=blocks, fixed=fixed, num_parameters=sum(int((values > 0).sum()) for values in g.values()),
-            log_total=math.log(total), combination=combination, num_units=symmetry.num_units,
-            groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups),
-            slope=combination.transposed(n, symmetry.num_units),
+            blocks=tuple(blocks), pairs=Pairs(pairs_of_all.rows[kept], pairs_of_all.columns[kept], pairs_of_all.energy[kept]),
+            fixed=fixed + float(pairs_of_all.energy[~kept].sum()), num_parameters=p, log_total=math.log(total),
+            combination=combination, num_units=symmetry.num_units, slope=combination.transposed(n, symmetry.num_units),
+            groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups), lower=lower, upper=upper,
         )  # fmt: skip
+
+    @property
+    def device(self) -> torch.device:
+        return self.slope.device
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Classes that multiply, of all blocks and then of the pairs, one after the other."""
+        return torch.cat([*(block.rows for block in self.blocks), self.pairs.rows])
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """The same for those that divide."""
+        return torch.cat([*(block.columns for block in self.blocks), self.pairs.columns])
+
+    def through(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """M y for every entry of ``rows`` and Mᵀ x for every entry of ``columns``; x and y are (num_classes,)."""
+        x, y = x[self.rows], y[self.columns]
+        to_rows, to_columns = torch.empty_like(x), torch.empty_like(y)
+        row = column = 0
+        for block in self.blocks:  # both products at once, while the block is in the cache
+            height, width = block.energy.shape
+            torch.mv(block.energy, y[column : column + width], out=to_rows[row : row + height])
+            torch.mv(block.energy.T, x[row : row + height], out=to_columns[column : column + width])
+            row, column = row + height, column + width
+        torch.mul(self.pairs.energy, y[column:], out=to_rows[row:])
+        torch.mul(self.pairs.energy, x[row:], out=to_columns[column:])
+        return to_rows, to_columns
+
+    def zero(self) -> Tensor:
+        """u of the model as it is, (num_units,)."""
+        return torch.zeros(self.num_units, dtype=torch.float64, device=self.device)
+
+    def bounded(self, max_log_scale: float | None) -> Problem:
+        """The same problem on the part of its box with |log λ| ≤ max_log_scale."""
+        if max_log_scale is None:
+            return self
+        return replace(self, lower=self.lower.clamp(min=-2 * max_log_scale), upper=self.upper.clamp(max=2 * max_log_scale))
 
     def at(self, u: Tensor) -> Point:
         """F around u, (num_units,): its value, gradient and Hessian."""
@@ -138,23 +177,19 @@ class Problem:
 
 
 class Point:
-    """F at one u; what is asked for is computed once."""
+    """F at one u; what is asked for is computed once.
+
+    Attributes:
+        by_row, by_column: Energies that leave through every entry of ``problem.rows`` and ``problem.columns``.
+    """
 
     def __init__(self, problem: Problem, u: Tensor) -> None:
         self.problem, self.u = problem, u.clone()
         v = problem.combination @ u
         self.shrink, self.grow = (-v).exp(), v.exp()  # of a parameter that the class multiplies, or divides
-        # (R,) and (C,) per block: energies that leave through each row and column
-        self.by_row = [self.shrink[b.rows] * b.row_sums(b.energy, self.grow) for b in problem.blocks]
-
-    @cached_property
-    def by_column(self) -> list[Tensor]:
-        return [self.grow[b.columns] * b.column_sums(b.energy, self.shrink) for b in self.problem.blocks]
-
-    @cached_property
-    def energy(self) -> float:
-        """E(u) / E(0)."""
-        return self.problem.fixed + float(sum(row.sum() for row in self.by_row))
+        to_rows, to_columns = problem.through(self.shrink, self.grow)
+        self.by_row, self.by_column = self.shrink[problem.rows] * to_rows, self.grow[problem.columns] * to_columns
+        self.energy = problem.fixed + float(self.by_row.sum())  # E(u) / E(0)
 
     @property
     def value(self) -> float:
@@ -165,38 +200,137 @@ class Point:
     @cached_property
     def energy_gradient(self) -> Tensor:
         """∂E/∂u, (num_units,)."""
-        s = torch.zeros_like(self.grow)
-        for block, row, column in zip(self.problem.blocks, self.by_row, self.by_column, strict=True):
-            s.index_add_(0, block.rows, -row)
-            s.index_add_(0, block.columns, column)
-        return self.problem.combination.transposed(s, self.problem.num_units)
+        return self._gathered(-self.by_row, self.by_column)
 
     @cached_property
     def gradient(self) -> Tensor:
         """∇F(u), (num_units,)."""
         return self.problem.num_parameters / self.energy * self.energy_gradient + self.problem.slope
 
+    @cached_property
+    def outward(self) -> Tensor:
+        """Units at a bound that −∇F points out of, (num_units,) bool."""
+        p, g = self.problem, self.gradient
+        return ((self.u >= p.upper) & (g < 0)) | ((self.u <= p.lower) & (g > 0))
+
+    @property
+    def residual(self) -> float:
+        """How far from optimal: the norm of ∇F over the units that may follow it, divided by p."""
+        return float(self.gradient.masked_fill(self.outward, 0.0).norm()) / self.problem.num_parameters
+
     def laplacian_diagonal(self) -> Tensor:
         """The diagonal of p/E · ∂²E/∂u², (num_units,), each unit's classes taken as independent: an upper estimate."""
-        degree = torch.zeros_like(self.grow)
-        for block, row, column in zip(self.problem.blocks, self.by_row, self.by_column, strict=True):
-            degree.index_add_(0, block.rows, row)
-            degree.index_add_(0, block.columns, column)
-        C = self.problem.combination
-        squares = Combination(C.classes, C.units, C.coefficients.square(), C.num_classes)
-        return self.problem.num_parameters / self.energy * squares.transposed(degree, self.problem.num_units)
+        return self.problem.num_parameters / self.energy * self._gathered(self.by_row, self.by_column, power=2)
 
     def hessian_product(self, d: Tensor) -> Tensor:
         """∇²F(u) · d, (num_units,): a weighted graph Laplacian less a rank-one term."""
         problem = self.problem
         dv = problem.combination @ d
-        out = torch.zeros_like(dv)
-        shrunk, grown = self.shrink * dv, self.grow * dv
-        for block, row, column in zip(problem.blocks, self.by_row, self.by_column, strict=True):
-            across = self.shrink[block.rows] * block.row_sums(block.energy, grown)
-            back = self.grow[block.columns] * block.column_sums(block.energy, shrunk)
-            out.index_add_(0, block.rows, dv[block.rows] * row - across)
-            out.index_add_(0, block.columns, dv[block.columns] * column - back)
-        laplacian = problem.combination.transposed(out, problem.num_units)
+        across, back = problem.through(self.shrink * dv, self.grow * dv)
+        laplacian = self._gathered(
+            dv[problem.rows] * self.by_row - self.shrink[problem.rows] * across,
+            dv[problem.columns] * self.by_column - self.grow[problem.columns] * back,
+        )
         mean = self.energy_gradient / self.energy
         return problem.num_parameters * (laplacian / self.energy - mean * (mean @ d))
+
+    def _gathered(self, at_rows: Tensor, at_columns: Tensor, power: int = 1) -> Tensor:
+        """Cᵀ of what the entries of rows and columns bring to their classes (C with its entries to a power), (num_units,)."""
+        problem, C = self.problem, self.problem.combination
+        total = torch.zeros_like(self.grow).index_add_(0, problem.rows, at_rows).index_add_(0, problem.columns, at_columns)
+        coefficients = C.coefficients**power
+        return Combination(C.classes, C.units, coefficients, C.num_classes).transposed(total, problem.num_units)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Which classes meet in a parameter.
+
+    Attributes:
+        rows, columns: (R,) and (C,) distinct classes.
+        r, c: Position in them of every element; int64 that broadcast to the parameter's shape.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    r: Tensor
+    c: Tensor
+
+    @classmethod
+    def of(cls, scaling: Scaling, values: Tensor) -> _Shape:
+        rows, r = torch.unique(scaling.plus.to(values.device), return_inverse=True)
+        columns, c = torch.unique(scaling.minus.to(values.device), return_inverse=True)
+        r, c = (ids.view((1,) * (values.dim() - ids.dim()) + ids.shape) for ids in (r, c))
+        return cls(rows.long(), columns.long(), r, c)
+
+    @property
+    def size(self) -> torch.Size:
+        return torch.broadcast_shapes(self.r.shape, self.c.shape)
+
+    @property
+    def dense(self) -> bool:
+        """Whether a matrix over all pairs of classes is no larger than the pairs that occur."""
+        return self.size.numel() >= len(self.rows) * len(self.columns)
+
+    def count(self, positive: Tensor, n: Tensor) -> None:
+        """Add to n, (num_classes,), the parameters with g > 0 that each class multiplies, less those that it divides."""
+        for classes, ids, sign in ((self.rows, self.r, 1), (self.columns, self.c, -1)):
+            counts = _summed(positive, ids.shape).double().flatten()
+            n.index_add_(0, classes[ids.flatten()], sign * counts)
+
+    def pairs(self, values: Tensor) -> Pairs:
+        """Every pair that occurs, element by element."""
+        rows, columns = (classes.expand(self.size).flatten() for classes in (self.rows[self.r], self.columns[self.c]))
+        return Pairs(rows, columns, _summed(values, self.size).flatten())
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """Σ over the elements of every pair, (R, C)."""
+        size, (R, C) = self.size, (len(self.rows), len(self.columns))
+        values = _summed(values, size)
+        of_row = [d for d, n in enumerate(self.r.shape) if n > 1]
+        if any(self.c.shape[d] > 1 for d in of_row):  # a grouped kernel: classes vary together along an axis
+            pairs = (self.r * C + self.c).flatten()
+            return torch.zeros(R * C, dtype=values.dtype, device=values.device).index_add_(0, pairs, values.flatten()).view(R, C)
+        others = [d for d in range(len(size)) if d not in of_row]
+        values = values.permute(of_row + others).reshape(self.r.numel(), -1)
+        return _merged(_merged(values, self.r.flatten(), R).T, self.c.flatten(), C).T.contiguous()
+
+
+def _merged(values: Tensor, ids: Tensor, count: int) -> Tensor:
+    """Rows of (n, m) with the same id summed, (count, m)."""
+    if len(ids) == count and bool((ids[1:] > ids[:-1]).all()):
+        return values
+    run = len(ids) // count
+    if run * count == len(ids) and torch.equal(ids, torch.arange(count, device=ids.device).repeat_interleave(run)):
+        return values.unflatten(0, (count, run)).sum(1)  # the pixels of a flattened image
+    return torch.zeros(count, values.shape[1], dtype=values.dtype, device=values.device).index_add_(0, ids, values)
+
+
+def _summed(values: Tensor, shape: torch.Size) -> Tensor:
+    """``sum_to_size``, for booleans too."""
+    axes = [d for d, (n, kept) in enumerate(zip(values.shape, shape, strict=True)) if kept == 1 < n]
+    return values.sum(axes, keepdim=True) if axes else values
+
+
+def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    empty = Pairs(none, none, none.double())
+    return Pairs(*(torch.cat([getattr(part, name) for part in [empty, *pairs]]) for name in ("rows", "columns", "energy")))
+
+
+def _checked_total(g: Mapping[str, Tensor]) -> float:
+    total = sum(float(values.sum()) for values in g.values())
+    smallest = min((float(values.min()) for values in g.values() if values.numel()), default=0.0)
+    if not (math.isfinite(total) and total > 0 and smallest >= 0):
+        raise ValueError(f"diag(G) must be finite, not negative, and positive somewhere: its sum is {total}, its least {smallest}")
+    return total
+
+
+def _box(num_units: int, bounds: tuple[Tensor, Tensor] | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    if bounds is None:
+        upper = torch.full((num_units,), math.inf, dtype=torch.float64, device=device)
+        return -upper, upper
+    lower, upper = (2 * bound.to(device, torch.float64) for bound in bounds)
+    if lower.shape != (num_units,) or upper.shape != (num_units,) or not bool(((lower <= 0) & (upper >= 0)).all()):
+        raise ValueError(f"bounds are two vectors of {num_units} log-scales, one not above 0 and the other not below")
+    return lower, upper

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .errors import RescalingError
+from .errors import RescalingError, TrainChangeError
 from .factor import Factor
 from .graph import unwrap
 from .optimizer_state import transport
@@ -53,6 +53,7 @@ def rescale_(
     round_to_power_of_two: bool | None = None,
     verify: bool = True,
     tolerance: float | None = None,
+    train_tolerance: float | None = None,
 ) -> Rescaling:
     """Multiply every parameter and buffer by its factor; the function stays what it was.
 
@@ -66,6 +67,7 @@ def rescale_(
             only for models with float16 or bfloat16 parameters.
         verify: Run the example batch through the rescaled weights before the first write.
         tolerance: Largest relative change of an eval output; default √eps of the least precise parameter.
+        train_tolerance: Largest relative change of a train output; by default it is only reported.
 
     Returns:
         The measured change of the outputs in both modes.
@@ -87,7 +89,7 @@ def rescale_(
         moves = transport(optimizer, optimizer_state, model, factors) if optimizer is not None else []
         change_eval = change_train = None
         if copies is not None:
-            change_eval, change_train = _verify(model, symmetry, copies | new_variances, tolerance)
+            change_eval, change_train = _verify(model, symmetry, copies | new_variances, tolerance, train_tolerance)
         _write(tensors, factors, copies, new_variances)
         for move in moves:
             move()
@@ -209,7 +211,9 @@ def _refuse_overflow(
     _raise(problems)
 
 
-def _verify(model: nn.Module, symmetry: Symmetry, copies: dict[str, Tensor], tolerance: float | None) -> tuple[float, float]:
+def _verify(
+    model: nn.Module, symmetry: Symmetry, copies: dict[str, Tensor], tolerance: float | None, train_tolerance: float | None
+) -> tuple[float, float]:
     """Relative change of the outputs in eval and train mode if the copies were written."""
     limit = tolerance if tolerance is not None else default_tolerance(model)
     changes = []
@@ -224,12 +228,23 @@ def _verify(model: nn.Module, symmetry: Symmetry, copies: dict[str, Tensor], tol
             "(extreme log-scales, low precision; pass a larger tolerance) or a dependence that the captured graph does not "
             "show (hooks, global state, a model that draws random numbers in eval mode)"
         ])  # fmt: skip
+    why = _why_train_differs(symmetry)
+    if train_tolerance is not None and not in_train <= train_tolerance:
+        raise TrainChangeError(
+            f"The model was not changed, because its train output would change by {in_train:.3g} (relative), above the "
+            f"train_tolerance of {train_tolerance:.3g}: {why}"
+        )
     if in_train > TRAIN_CHANGE_WORTH_SAYING:
-        why = 'normalization="paper" keeps eval mode only' if symmetry.normalization == "paper" else (
-            "some scales in front of a norm are small against its ε; symmetry.log_scale_bounds(model) gives the safe range"
-        )  # fmt: skip
         logger.warning("The train-mode output changes by %.3g (relative): %s.", in_train, why)
     return in_eval, in_train
+
+
+def _why_train_differs(symmetry: Symmetry) -> str:
+    if symmetry.approximate:
+        return "approximate=True keeps the function only approximately"
+    if symmetry.normalization == "paper":
+        return 'normalization="paper" keeps eval mode only'
+    return "some scales in front of a norm are small against its ε; symmetry.log_scale_bounds(model) gives the safe range"
 
 
 def _write(

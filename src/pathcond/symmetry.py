@@ -31,7 +31,7 @@ from .scales import UNSET, Scales
 from .values import Scaling
 
 Normalization = Literal["absorb", "gain", "full", "paper"]
-VARIANCE_OVER_EPSILON = 4e3  # scales in front of a norm may change the share of ε in it by one part in this many
+SAFE_EPSILON_SHARE = 1 / 4000  # by which scales in front of a norm may change the share of ε in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,33 +159,36 @@ class Symmetry:
             out[name] = factor.expand(shape)
         return out
 
-    def log_scale_bounds(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+    def log_scale_bounds(self, model: nn.Module, share: float = SAFE_EPSILON_SHARE) -> tuple[Tensor, Tensor]:
         """Box of log-scales, each (num_units,), in which ε of a BatchNorm stays harmless in train mode.
 
         A scale λ in front of a norm changes the share of ε in its normaliser, ε/var on the example batch, to ε/(λ²·var).
-        Inside the box that share changes by at most 1/4000: small enough that GoogLeNet, with 59 norms and ε = 10⁻³, keeps
-        its train outputs to 1 % with every scale at its bound. Where var ≫ ε this says λ²·var ≥ 4000 ε; where ε already
-        weighs in, scaling up is bounded too. λ = 1 is always inside.
+        Inside the box that share changes by at most ``share``. The default is small enough that GoogLeNet, with 59 norms and
+        ε = 10⁻³, keeps its train outputs to 1 % with every scale at its bound. Where var ≫ ε it says λ²·var ≥ 4000 ε; where ε
+        already weighs in, scaling up is bounded too. λ = 1 is always inside.
         """
-        lower = torch.full((self.num_units,), -torch.inf, dtype=torch.float64)
-        upper = -lower
-        if not any(scaling.epsilon is not None for scaling in self.scalings.values()):
-            return lower, upper
-        variances = batch_variances(unwrap(model), self.example_inputs)
-        rows = _rows(self.combination)
-        for name, scaling in self.scalings.items():
-            if scaling.epsilon is None or name not in variances:
-                continue
-            room = variances[name] / (VARIANCE_OVER_EPSILON * scaling.epsilon)  # |λ⁻² − 1| ≤ room
-            down = 0.5 * room.log1p()
-            up = torch.where(room < 1, -0.5 * torch.log1p(-room.clamp(max=1)), torch.inf)
-            for label, *slack in zip(scaling.plus.expand(scaling.shape).tolist(), down.tolist(), up.tolist(), strict=True):
-                form = rows.get(label, [])
-                for unit, c in form:  # −down ≤ Σ c·t ≤ up, shared out evenly
-                    least, most = slack if c > 0 else reversed(slack)
-                    lower[unit] = max(float(lower[unit]), -least / (abs(c) * len(form)))
-                    upper[unit] = min(float(upper[unit]), most / (abs(c) * len(form)))
-        return lower, upper
+        model, C = unwrap(model), self.combination
+        buffers = dict(model.named_buffers())
+        absorbing = any(scaling.epsilon is not None for scaling in self.scalings.values())
+        variances = batch_variances(model, self.example_inputs) if absorbing else {}
+        down, up = (torch.full((C.num_classes,), torch.inf, dtype=torch.float64) for _ in range(2))  # −down ≤ t of a class ≤ up
+        for name, variance in variances.items():
+            scaling = self.scalings.get(name)
+            if scaling is not None and scaling.epsilon is not None:
+                least = torch.minimum(variance, buffers[name].detach().cpu().double())  # a running variance must stay positive
+                room = share * least / scaling.epsilon  # |λ⁻² − 1| ≤ room
+                labels = scaling.plus.expand(scaling.shape).long()
+                down.scatter_reduce_(0, labels, 0.5 * room.log1p(), "amin")
+                above = torch.where(room < 1, -0.5 * torch.log1p(-room.clamp(max=1)), torch.inf)
+                up.scatter_reduce_(0, labels, above, "amin")
+        down[FIXED] = up[FIXED] = torch.inf
+        # Several units in one class share its room evenly.
+        part = C.coefficients.abs() * torch.bincount(C.classes, minlength=C.num_classes)[C.classes]
+        lower, upper = (torch.full((self.num_units,), torch.inf, dtype=torch.float64) for _ in range(2))
+        rising = C.coefficients > 0
+        lower.scatter_reduce_(0, C.units, torch.where(rising, down[C.classes], up[C.classes]) / part, "amin")
+        upper.scatter_reduce_(0, C.units, torch.where(rising, up[C.classes], down[C.classes]) / part, "amin")
+        return -lower, upper
 
     def _checked(self, log_scales: Tensor) -> Tensor:
         log_scales = torch.as_tensor(log_scales).detach().to("cpu", torch.float64)
@@ -352,14 +355,6 @@ def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], 
     number[classes.long()] = torch.arange(len(classes), dtype=torch.int32)
     renumbered = {name: Scaling(s.shape, number[s.plus.long()], number[s.minus.long()], s.epsilon) for name, s in rooted.items()}
     return renumbered, classes.tolist()
-
-
-def _rows(combination: Combination) -> dict[int, list[tuple[int, float]]]:
-    rows: dict[int, list[tuple[int, float]]] = {}
-    entries = (combination.classes, combination.units, combination.coefficients)
-    for row, unit, coefficient in zip(*(column.tolist() for column in entries), strict=True):
-        rows.setdefault(row, []).append((unit, coefficient))
-    return rows
 
 
 def _groups(equations: Equations, free: list[int], scalings: dict[str, Scaling], combination: Combination) -> tuple[UnitGroup, ...]:

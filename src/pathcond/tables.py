@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 if TYPE_CHECKING:
+    from .report import Report
     from .symmetry import Pinned, Symmetry
 
 MAX_ROWS = 40
@@ -29,7 +33,7 @@ def symmetry_table(symmetry: Symmetry) -> str:
         parts.append(f"  … and {len(rest)} more groups with {sum(len(g.units) for g in rest):,} units")
     if symmetry.pinned:
         parts += ["", "Pinned (scale 1):"]
-        parts += [f"  {line}" for line in _pinned_lines(symmetry.pinned)]
+        parts += [f"  {line}" for line in pinned_lines(symmetry.pinned)]
     return "\n".join(parts)
 
 
@@ -45,7 +49,56 @@ def paths_table(log10_paths: float, path_norm: float, off_path: dict[str, str], 
     return "\n".join(lines)
 
 
-def _pinned_lines(pinned: Sequence[Pinned]) -> list[str]:
+def report_table(report: Report) -> str:
+    """What ``condition_`` did, in one screen: the criterion, the outputs, the scales of every layer, what is pinned."""
+    approximate = ", approximate" if report.approximate else ""
+    head = (
+        f"{report.model_name} conditioned: {_count(report.num_units, 'unit')} in {_count(len(report.groups), 'group')}, "
+        f'normalization="{report.normalization}"{approximate}, {report.solver.partition("(")[0]}'
+    )
+    before, after = report.spread()
+    seconds = ", ".join(f"{stage} {value:.2f}" for stage, value in report.seconds.items())
+    rounded = "; factors rounded to powers of two" if report.rounded else ""
+    in_eval, in_train = _change(report.output_change_eval), _change(report.output_change_train)
+    facts = [
+        ("criterion", f"{report.objective_before:.8g} → {report.objective_after:.8g}; {report.solution.message}"),
+        ("diag G", f"{before:.1f} → {after:.1f} decades between the 5th and 95th percentile{_zero_share(report.zero_share)}"),
+        ("outputs", f"changed by {in_eval} in eval mode, {in_train} in train mode{rounded}"),
+        ("seconds", f"{sum(report.seconds.values()):.2f} ({seconds})"),
+    ]  # fmt: skip
+    parts = [head, "", *(f"  {name:<9}  {fact}" for name, fact in facts), ""]
+    rows = [("units", "made by", "log λ least … median … greatest", "distribution")]
+    for group, row in list(zip(report.groups, report.layers(), strict=True))[:MAX_ROWS]:
+        scales = " … ".join(f"{round(row[key], 2) + 0.0:+.2f}" for key in ("least", "median", "greatest"))
+        rows.append((f"{row['units']:,}", row["name"], scales, sparkline(report.log_scales[list(group.units)])))
+    parts += _aligned(rows) if report.groups else ["  nothing can be rescaled: the model is as it was"]
+    if len(report.groups) > MAX_ROWS:
+        rest = report.groups[MAX_ROWS:]
+        parts.append(f"  … and {len(rest)} more groups with {sum(len(g.units) for g in rest):,} units")
+    if report.pinned:
+        parts += ["", "Pinned (scale 1):"]
+        parts += [f"  {line}" for line in pinned_lines(report.pinned)]
+    return "\n".join(parts)
+
+
+def sparkline(values: Tensor, bins: int = 16) -> str:
+    """The distribution of some values as a row of bars, from the least to the greatest."""
+    low, high = float(values.min()), float(values.max())
+    if high - low < 1e-9:
+        return "█"
+    counts = torch.histc(values.double().cpu(), bins, low, high)
+    return "".join(" ▁▂▃▄▅▆▇█"[int((8 * count / counts.max()).ceil())] for count in counts)
+
+
+def _change(change: float | None) -> str:
+    return "an unknown amount (not verified)" if change is None else f"{change:.1e}"
+
+
+def _zero_share(share: float) -> str:
+    return f"; {share:.1%} of the parameters have g = 0 and do not count" if share else ""
+
+
+def pinned_lines(pinned: Sequence[Pinned]) -> list[str]:
     by_reason: dict[tuple[str, str], list[Pinned]] = {}
     for pin in pinned:
         by_reason.setdefault((pin.operation, pin.reason), []).append(pin)

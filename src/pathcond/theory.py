@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from .graph import unwrap
 from .lifting import diag_g
 from .problem import Problem
+from .solvers import Exact
 from .symmetry import Normalization, Symmetry, find_symmetry
 
 Verdict = Literal["much", "some", "little", "nothing"]
@@ -269,25 +270,16 @@ def regime(model: nn.Module, example_inputs: Any, *, normalization: Normalizatio
 
 
 def _minimise(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[float, float]:
-    """Root mean square of log |θ'/θ| at the minimum of F, and (F(0) - min F) / p: good to a percent, not a solver's answer."""
+    """Root mean square of log |θ'/θ| at the minimum of F, and (F(0) - min F) / p."""
     problem = Problem.of(symmetry, g)
+    solution = Exact(tolerance=1e-6).solve(problem)
+    t, squares = problem.combination @ solution.log_scales, 0.0
+    for name, scaling in symmetry.scalings.items():
+        if name in g:
+            moves = t[scaling.plus.long()] - t[scaling.minus.long()]
+            squares += float(((g[name] > 0) * moves.square()).sum())
     p = problem.num_parameters
-    u = torch.zeros(problem.num_units, dtype=torch.float64, requires_grad=True)
-
-    def objective() -> float:
-        point = problem.at(u.detach())
-        u.grad = point.gradient / p
-        return point.value / p
-
-    optimizer = torch.optim.LBFGS([u], max_iter=100, history_size=20, line_search_fn="strong_wolfe")
-    before = objective()
-    optimizer.step(objective)
-    t, squares = symmetry.combination @ u.detach() / 2, 0.0
-    for block in problem.blocks:  # Σ over pairs of count · (t[row] - t[column])²
-        rows, columns = t[block.rows], t[block.columns]
-        difference = rows[:, None] - columns if block.count.dim() == 2 else rows - columns
-        squares += float((block.count * difference.square()).sum())
-    return math.sqrt(squares / p), before - objective()
+    return math.sqrt(squares / p), (solution.objective_before - solution.objective_after) / p
 
 
 def _spread(g: dict[str, Tensor]) -> tuple[int, int, float]:

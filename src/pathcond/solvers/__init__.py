@@ -1,7 +1,46 @@
-"""Solvers of the criterion: each is a frozen object of settings with ``solve(problem) -> Solution``."""
+"""Solvers: each is a frozen object of settings that turns a problem into a ``Solution``; ``solve`` is their one verb."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from ..symmetry import Symmetry
 from .coordinate_descent import CoordinateDescent
+from .enorm import ENorm
 from .exact import Exact
 from .solution import Solution
+from .solver import Solver
 
-__all__ = ["CoordinateDescent", "Exact", "Solution"]
+__all__ = ["DEFAULT", "CoordinateDescent", "ENorm", "Exact", "Solution", "Solver", "solve"]
+
+DEFAULT = Exact()
+
+
+def solve(
+    symmetry: Symmetry,
+    g: Mapping[str, Tensor],
+    *,
+    solver: Solver = DEFAULT,
+    model: nn.Module | None = None,
+    bounds: tuple[Tensor, Tensor] | None = None,
+) -> Solution:
+    """The log-scales at which a criterion is least; nothing is rescaled.
+
+    Args:
+        symmetry: From ``find_symmetry``.
+        g: From ``diag_g``.
+        solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``.
+        model: For ``ENorm``, which looks at the weights.
+        bounds: Least and greatest log λ of every unit, as ``symmetry.log_scale_bounds(model)`` gives them.
+
+    >>> import torch, pathcond
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False), torch.nn.ReLU(), torch.nn.Linear(1, 2, bias=False))
+    >>> symmetry, g = pathcond.find_symmetry(model, torch.ones(1, 2)), pathcond.diag_g(model, torch.ones(1, 2))
+    >>> solution = pathcond.solve(symmetry, g)
+    >>> ratio = g["0.weight"].sum() / g["2.weight"].sum()  # as many parameters in as out: at the optimum both sums are alike
+    >>> torch.allclose(4 * solution.log_scales, ratio.log())
+    True
+    """
+    return solver.solve(solver.problem(symmetry, g, model, bounds))

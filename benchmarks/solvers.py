@@ -1,0 +1,97 @@
+"""Speed of the solvers beside the paper's algorithm box written out, and of Exact on large networks.
+
+    python -m benchmarks.solvers [--models resnet50 vgg16] [--out benchmarks/solvers.json]
+
+All on normalization "paper" and statistics as they come for the paper's three architectures, where ``naive`` runs the box's ten
+sweeps neuron by neuron (benchmarks/naive.py) in the same process. Gap is (F − F*) / (F(0) − F*). The large networks are
+calibrated on a batch of two and solved under "paper" and "full" to a gradient norm of 1e-8 per parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from typing import Any
+
+import torch
+from tests import torchvision_operators  # noqa: F401  before torchvision is imported
+from torch import nn
+
+from pathcond import diag_g, find_symmetry
+from pathcond.experiments.architectures import cifar_nv, mlp, resnet18_c
+from pathcond.problem import Problem
+from pathcond.solvers import CoordinateDescent, Exact, Solution
+
+from .measuring import median_seconds, printed, write
+from .naive import index_sets, sweeps
+
+PAPER = {"mlp": mlp, "cifar_nv": cifar_nv, "resnet18_c": resnet18_c}
+LARGE = ("resnet50", "resnet152", "vgg16", "densenet121", "mobilenet_v3_large")
+SWEEPS = 10
+
+
+def beside_naive(name: str, repeats: int) -> dict[str, Any]:
+    """CoordinateDescent and Exact against the algorithm box on one of the paper's architectures."""
+    torch.manual_seed(0)
+    model, x = PAPER[name]().eval(), torch.randn(2, 3, 32, 32)
+    symmetry, g = find_symmetry(model, x, normalization="paper"), diag_g(model, x, calibrate=False)
+    sets, order = index_sets(symmetry, g), [unit for group in symmetry.groups for unit in group.units]
+    start = time.perf_counter()
+    iterates = list(itertools.islice(sweeps(*sets, order), SWEEPS))
+    seconds_naive = time.perf_counter() - start
+    problem = Problem.of(symmetry, g)
+    descent, exact, quick = CoordinateDescent(sweeps=SWEEPS, tolerance=0), Exact(), Exact(tolerance=1e-5)
+    optimum, swept = Exact(tolerance=1e-13).solve(problem), descent.solve(problem)
+    row: dict[str, Any] = {"model": name, "units": symmetry.num_units, "seconds_naive": seconds_naive}
+    row["difference_of_iterates"] = float((2 * swept.log_scales - iterates[-1]).abs().max())
+    row["naive_over_coordinate_descent"] = seconds_naive / median_seconds(lambda: descent.solve(problem), repeats)
+    row["gap_coordinate_descent"] = gap(swept, optimum)
+    row["naive_over_exact"] = seconds_naive / median_seconds(lambda: exact.solve(problem), repeats)
+    row["gap_exact"] = gap(exact.solve(problem), optimum)
+    row["naive_over_exact_1e-5"] = seconds_naive / median_seconds(lambda: quick.solve(problem), repeats)
+    row["gap_exact_1e-5"] = gap(quick.solve(problem), optimum)
+    row["seconds_problem"] = median_seconds(lambda: Problem.of(symmetry, g), repeats)
+    return row
+
+
+def gap(solution: Solution, optimum: Solution) -> float:
+    return (solution.objective_after - optimum.objective_after) / (optimum.objective_before - optimum.objective_after)
+
+
+def large(name: str, repeats: int) -> list[dict[str, Any]]:
+    """Seconds of Exact on a network of torchvision, under "paper" and "full"."""
+    import torchvision
+
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.get_model(name, weights=None).eval()
+    x, solver, rows = torch.randn(2, 3, 224, 224), Exact(tolerance=1e-8), []
+    g = diag_g(model, x)
+    for normalization in ("paper", "full"):
+        symmetry = find_symmetry(model, x, normalization=normalization)
+        problem = Problem.of(symmetry, g)
+        row: dict[str, Any] = {"model": name, "normalization": normalization, "units": symmetry.num_units}
+        row |= {"parameters": problem.num_parameters, "gradient_norm": solver.solve(problem).gradient_norm}
+        row["seconds_exact"] = median_seconds(lambda p=problem: solver.solve(p), repeats)
+        row["seconds_problem"] = median_seconds(lambda s=symmetry: Problem.of(s, g), 1)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=[*PAPER, *LARGE])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", default="benchmarks/solvers.json")
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.models:
+        new = [beside_naive(name, arguments.repeats)] if name in PAPER else large(name, arguments.repeats)
+        for row in new:
+            print(printed(row), flush=True)
+        rows += new
+    write(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""``condition_``: find the symmetries, measure the diagonal of G, solve for the best rescaling, write it, prove it harmless."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import TrainChangeError
+from .lifting import diag_g
+from .report import Report, diagonal_sample
+from .rescale import Rescaling, rescale_
+from .solvers import DEFAULT, Solution, Solver, solve
+from .symmetry import SAFE_EPSILON_SHARE, Normalization, Symmetry, find_symmetry
+
+# What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
+EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5)
+SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
+
+
+def condition_(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    solver: Solver = DEFAULT,
+    normalization: Normalization = "absorb",
+    calibrate: bool = True,
+    max_log_scale: float | None = None,
+    round_to_power_of_two: bool | None = None,
+    approximate: bool = False,
+    optimizer: torch.optim.Optimizer | None = None,
+    optimizer_state: str = "transport",
+    verify: bool = True,
+    tolerance: float | None = None,
+    train_tolerance: float = 1e-2,
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Report:
+    """Move the weights, in place, to where the path kernel is best conditioned; the function stays what it was.
+
+    Args:
+        model: Any module. Wrappers such as DistributedDataParallel and torch.compile are looked through.
+        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs.
+        solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``.
+        normalization: Which side of a normalization layer carries a scale: "absorb" (in front), "gain" (behind), "full"
+            (both), "paper" (one scale through it; keeps eval mode only).
+        calibrate: Measure statistics of normalization layers and gates on the batch; False is the paper's computation.
+        max_log_scale: Bound on |log λ|. Default: none, or 2.5 with ``approximate``.
+        round_to_power_of_two: Make the rescaling bitwise exact. Default: only for float16 and bfloat16 weights.
+        approximate: Treat smooth activations (GELU, SiLU) as ReLU and free the fronts of norms without running statistics.
+            The output then changes a little; the report says by how much.
+        optimizer: If given, its state moves to the new coordinates.
+        optimizer_state: "transport", "reset" or "keep".
+        verify: Run the batch through the rescaled weights before the first write.
+        tolerance: Largest relative change of an eval output; default √eps of the least precise parameter, none with
+            ``approximate``.
+        train_tolerance: The same in train mode, where ε of normalization layers enters; not for "paper" and ``approximate``.
+        progress: Called with the name of each stage as it begins.
+
+    Returns:
+        What was done: a table in the terminal, a page by ``to_html``, plain data by ``to_dict``.
+
+    Raises:
+        UnsupportedModelError: The model cannot be captured.
+        EnergyRangeError: Path energies leave the range of float64.
+        RescalingError: The rescaling cannot be written, or would change the function. The model is bit for bit what it was.
+
+    >>> import torch, pathcond
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    >>> x = torch.randn(16, 8).double()
+    >>> before = model(x)
+    >>> report = pathcond.condition_(model, x)
+    >>> torch.allclose(model(x), before), report.objective_after <= report.objective_before
+    (True, True)
+    >>> bool(pathcond.condition_(model, x).log_scales.abs().max() < 1e-6)  # conditioning twice does nothing
+    True
+    """
+    stages = _Stages(progress)
+    with stages("symmetry"):
+        symmetry = find_symmetry(model, example_inputs, normalization=normalization, approximate=approximate)
+    with stages("energy"):
+        g = diag_g(model, example_inputs, calibrate=calibrate, approximate=approximate)
+    for share in EPSILON_SHARES if verify else [SAFE_EPSILON_SHARE]:
+        with stages("solve"):
+            bounds = _bounds(symmetry, model, share, max_log_scale)
+            solution = solve(symmetry, g, solver=solver, model=model, bounds=bounds)
+        with stages("rescale"), suppress(TrainChangeError) if share > EPSILON_SHARES[-1] else nullcontext():
+            rescaling = rescale_(
+                model, symmetry, solution.log_scales, optimizer=optimizer, optimizer_state=optimizer_state, verify=verify,
+                round_to_power_of_two=round_to_power_of_two, tolerance=math.inf if approximate and tolerance is None else tolerance,
+                train_tolerance=None if approximate or normalization == "paper" else train_tolerance,
+            )  # fmt: skip
+            break
+    return _report(symmetry, g, solver, solution, rescaling, stages.seconds)
+
+
+def _bounds(symmetry: Symmetry, model: nn.Module, share: float, max_log_scale: float | None) -> tuple[Tensor, Tensor]:
+    """The box in which ε stays harmless, and |log λ| below the bound."""
+    if max_log_scale is None:
+        max_log_scale = SMOOTH_BOUND if symmetry.approximate else math.inf
+    if not max_log_scale > 0:
+        raise ValueError(f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}")
+    lower, upper = symmetry.log_scale_bounds(model, share)
+    return lower.clamp(min=-max_log_scale), upper.clamp(max=max_log_scale)
+
+
+def _report(
+    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, solution: Solution, rescaling: Rescaling, seconds: dict[str, float]
+) -> Report:
+    return Report(
+        model_name=symmetry.model_name, normalization=symmetry.normalization, approximate=symmetry.approximate, solver=repr(solver),
+        solution=solution, groups=symmetry.groups, pinned=symmetry.pinned,
+        diagonal=diagonal_sample(symmetry, g, solution.log_scales), output_change_eval=rescaling.output_change_eval,
+        output_change_train=rescaling.output_change_train,
+        rounded=rescaling.rounded, seconds=seconds,
+    )  # fmt: skip
+
+
+class _Stages:
+    """Seconds per stage."""
+
+    def __init__(self, progress: Callable[[str], object]) -> None:
+        self.progress, self.seconds = progress, {}  # type: Callable[[str], object], dict[str, float]
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        self.progress(stage)
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -1,0 +1,6 @@
+"""What ``condition_`` did: a table for the terminal, a page for the browser, plain data for scripts."""
+
+from .diagonal import DiagonalSample, diagonal_sample
+from .report import Report
+
+__all__ = ["DiagonalSample", "Report", "diagonal_sample"]

@@ -1,0 +1,147 @@
+"""Charts as inline SVG: they scale with the page, follow its colours in light and dark, and need nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import torch
+from torch import Tensor
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 56, 16, 12, 40
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear map from values to positions.
+
+    Attributes:
+        low, high: Values at its two ends.
+        start, stop: Their positions.
+    """
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
+
+    def ticks(self, most: int = 7) -> list[float]:
+        """Round values inside, about evenly spread."""
+        raw = (self.high - self.low) / most
+        magnitude = 10 ** math.floor(math.log10(raw))
+        step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw)
+        return [i * step for i in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its name, and a value per step (NaN where there is none)."""
+
+    name: str
+    values: Sequence[float]
+
+
+def lines(series: Sequence[Series], *, x_label: str, y_label: str, first: int = 0, height: int = 320) -> str:
+    """Values over steps, one line per series; up to six are told apart by colour and dash."""
+    finite = [v for s in series for v in s.values if math.isfinite(v)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    steps = max((len(s.values) for s in series), default=1)
+    x = Axis(first, first + max(steps - 1, 1), LEFT, WIDTH - RIGHT)
+    y = Axis(*_padded(low, high), height - BOTTOM, TOP)
+    parts = _frame(x, y, height, x_label, y_label)
+    for i, s in enumerate(series):
+        points = " ".join(f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v))
+        parts.append(f'<polyline class="line s{i}" points="{points}"><title>{escape(s.name)}</title></polyline>')
+    return _svg(parts, height, f"{y_label} over {x_label}") + _legend([s.name for s in series])
+
+
+def histograms(groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, height: int = 260, bins: int = 80) -> str:
+    """Distributions of weighted values, one step curve per (name, values, weights)."""
+    ends = [end for _, v, w in groups for end in _bulk(v, w)]
+    low, high = _padded(min(ends), max(ends)) if ends else (0.0, 1.0)
+    shares = []
+    for _, v, w in groups:
+        at = ((v - low) / (high - low) * bins).long().clamp(0, bins - 1)
+        counts = torch.zeros(bins, dtype=torch.float64).index_add_(0, at, w)
+        shares.append(counts / counts.sum().clamp(min=1e-300))
+    x = Axis(low, high, LEFT, WIDTH - RIGHT)
+    y = Axis(0.0, max((float(s.max()) for s in shares), default=1.0) * 1.05 or 1.0, height - BOTTOM, TOP)
+    parts = _frame(x, y, height, x_label, "share of the parameters")
+    for i, ((name, _, _), share) in enumerate(zip(groups, shares, strict=True)):
+        edges = [low + (high - low) * k / bins for k in range(bins + 1)]
+        corners = [f"{x(edges[0]):.1f},{y(0):.1f}"]
+        for k, value in enumerate(share.tolist()):
+            corners += [f"{x(edges[k]):.1f},{y(value):.1f}", f"{x(edges[k + 1]):.1f},{y(value):.1f}"]
+        corners.append(f"{x(edges[-1]):.1f},{y(0):.1f}")
+        parts.append(f'<polygon class="area s{i}" points="{" ".join(corners)}"><title>{escape(name)}</title></polygon>')
+    return _svg(parts, height, f"distribution of {x_label}") + _legend([name for name, _, _ in groups])
+
+
+def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
+    """One row per (name, values): a strip from the least to the greatest, darker between the quartiles, a mark at the median."""
+    name_width, row_height = 190, 18
+    height = TOP + BOTTOM + row_height * len(rows)
+    values = torch.cat([torch.zeros(1, dtype=torch.float64), *(v for _, v in rows)])
+    x = Axis(*_padded(float(values.min()), float(values.max())), LEFT + name_width, WIDTH - RIGHT)
+    parts = [_vertical(x, tick, height) for tick in x.ticks()]
+    parts.append(f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
+    for i, (name, v) in enumerate(rows):
+        middle = TOP + row_height * (i + 0.5)
+        low, q1, median, q3, high = (float(torch.quantile(v, q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
+        shown = name if len(name) <= 30 else "…" + name[-29:]
+        parts.append(f'<text class="name" x="{LEFT + name_width - 8}" y="{middle + 4:.1f}">{escape(shown)}</text>')
+        tip = f"{name}: log λ from {low:.3f} to {high:.3f}, median {median:.3f}, {len(v)} units"
+        strips = (("range", low, high, 6), ("box", q1, q3, 10))
+        for kind, start, stop, thick in strips:
+            width = max(x(stop) - x(start), 1.0)
+            place = f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
+            parts.append(f'<rect class="{kind}" {place}><title>{escape(tip)}</title></rect>')
+        parts.append(
+            f'<line class="median" x1="{x(median):.1f}" x2="{x(median):.1f}" y1="{middle - 6:.1f}" y2="{middle + 6:.1f}"/>'
+        )
+    parts.append(f'<text class="label" x="{(x.start + x.stop) / 2:.0f}" y="{height - 6}">{escape(x_label)}</text>')
+    return _svg(parts, height, f"distribution of {x_label} by layer")
+
+
+def _bulk(values: Tensor, weights: Tensor) -> tuple[float, float]:
+    """All but the outer thousandths of weighted values; those are drawn in the outermost bins."""
+    values, order = values.sort()
+    shares = weights[order].cumsum(0)
+    low, high = (int(torch.searchsorted(shares, q * shares[-1])) for q in (0.001, 0.999))
+    return float(values[low]), float(values[min(high, len(values) - 1)])
+
+
+def _padded(low: float, high: float) -> tuple[float, float]:
+    margin = 0.04 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def _vertical(x: Axis, tick: float, height: int) -> str:
+    line = f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+    return line + f'<text class="tick" x="{x(tick):.1f}" y="{height - BOTTOM + 15}">{tick:g}</text>'
+
+
+def _frame(x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[str]:
+    parts = [_vertical(x, tick, height) for tick in x.ticks()]
+    for tick in y.ticks(5):
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
+        parts.append(f'<text class="tick y" x="{LEFT - 6}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
+    middle = (TOP + height - BOTTOM) / 2
+    parts.append(f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{height - 6}">{escape(x_label)}</text>')
+    parts.append(f'<text class="label" transform="translate(14 {middle:.0f}) rotate(-90)">{escape(y_label)}</text>')
+    return parts
+
+
+def _svg(parts: Sequence[str], height: int, title: str) -> str:
+    label = escape(title, quote=True)
+    return f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg></div>'
+
+
+def _legend(names: Sequence[str]) -> str:
+    items = "".join(f'<span><i class="key s{i}"></i>{escape(name)}</span>' for i, name in enumerate(names))
+    return f'<p class="legend">{items}</p>'

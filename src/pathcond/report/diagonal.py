@@ -1,0 +1,54 @@
+"""A sample of diag(G) before and after, small enough to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..symmetry import Symmetry
+
+SAMPLES = 4096  # per parameter tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagonalSample:
+    """Entries of diag(G) at a regular stride through one parameter.
+
+    Attributes:
+        name: Of the parameter.
+        count, zeros: Its elements, and how many of the sampled share have g = 0.
+        before, after: (n,) log10 of the sampled entries that are not zero.
+    """
+
+    name: str
+    count: int
+    zeros: float
+    before: Tensor
+    after: Tensor
+
+
+def diagonal_sample(symmetry: Symmetry, g: dict[str, Tensor], log_scales: Tensor) -> tuple[DiagonalSample, ...]:
+    """Sample g and g' = g exp(−2Kt) of every trainable parameter.
+
+    Args:
+        symmetry, g: Of the model before.
+        log_scales: t, (num_units,).
+    """
+    t = symmetry.class_log_scales(log_scales)
+    places = {name: torch.arange(0, values.numel(), values.numel() // SAMPLES | 1) for name, values in g.items()}
+    taken = torch.cat([values.flatten()[:: values.numel() // SAMPLES | 1] for values in g.values()]).cpu() if g else torch.empty(0)
+    samples = []
+    for (name, at), values in zip(places.items(), taken.split([len(at) for at in places.values()]), strict=True):
+        shape, moves = symmetry.shapes[name], torch.zeros(len(at), dtype=torch.float64)
+        if name in symmetry.scalings and len(at):
+            index = torch.unravel_index(at, shape)
+            scaling = symmetry.scalings[name]
+            moves = t[scaling.plus.expand(shape)[index].long()] - t[scaling.minus.expand(shape)[index].long()]
+        positive = values > 0
+        before = values[positive].log10()
+        after = before - 2 * moves[positive] / torch.tensor(10.0, dtype=torch.float64).log()
+        zeros = 1 - int(positive.sum()) / max(len(at), 1)
+        samples.append(DiagonalSample(name=name, count=g[name].numel(), zeros=zeros, before=before, after=after))
+    return tuple(samples)

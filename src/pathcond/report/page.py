@@ -1,0 +1,62 @@
+"""Pages for the browser: one file, no scripts, nothing to load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..tables import pinned_lines
+from . import charts
+
+if TYPE_CHECKING:
+    from .report import Report
+
+SHOWN_LAYERS = 80
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this package with its values; charts arrive as ready markup, all else is escaped."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ImportError('Pages need the "report" extra: pip install "pathcond[report]"') from error
+    environment = Environment(
+        loader=PackageLoader("pathcond.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(**values)
+
+
+def conditioning_page(report: Report) -> str:
+    """The page of one conditioning."""
+    return rendered("conditioning.html.jinja", title=f"{report.model_name}, conditioned", **conditioning(report))
+
+
+def conditioning(report: Report) -> dict[str, Any]:
+    """What ``conditioning_body.html.jinja`` shows."""
+    from markupsafe import Markup
+
+    rows = [(group.name or "(model)", report.log_scales[list(group.units)].cpu()) for group in report.groups[:SHOWN_LAYERS]]
+    weights = [torch.full_like(s.before, s.count / max(len(s.before), 1)) for s in report.diagonal if len(s.before)]
+    sides = [
+        (side, torch.cat([getattr(s, side) for s in report.diagonal if len(s.before)]), torch.cat(weights))
+        for side in ("before", "after")
+        if weights
+    ]
+    return {
+        "report": report,
+        "layers": report.layers(),
+        "shown": SHOWN_LAYERS,
+        "spread": report.spread(),
+        "changes": {
+            "eval": _percent(report.output_change_eval),
+            "train": _percent(report.output_change_train),
+        },
+        "pinned": [line.split(": ", 1) for line in pinned_lines(report.pinned)],
+        "scales_chart": Markup(charts.distributions(rows, x_label="log λ")),
+        "diagonal_chart": Markup(charts.histograms(sides, x_label="log10 g")),
+    }
+
+
+def _percent(change: float | None) -> str:
+    return "not verified" if change is None else f"{change:.1e}"

@@ -1,0 +1,126 @@
+"""Report: the record of one conditioning."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..solvers import Solution
+from ..symmetry import Pinned, UnitGroup
+from ..tables import report_table
+from .diagonal import DiagonalSample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found, what was done, and what it changed.
+
+    Attributes:
+        model_name: Class of the model.
+        normalization, approximate: As asked for.
+        solver: The solver and its settings.
+        solution: The solver's answer; ``log_scales``, ``objective_before`` and ``objective_after`` are its own.
+        groups: The units by layer, in forward order.
+        pinned: What stayed at scale 1, by which operation, at which module and line.
+        diagonal: diag(G) of every parameter before and after, sampled.
+        output_change_eval, output_change_train: Largest change of an output relative to the largest output; None if not verified.
+        rounded: Whether factors were rounded to powers of two.
+        seconds: Wall-clock time of every stage.
+    """
+
+    model_name: str
+    normalization: str
+    approximate: bool
+    solver: str
+    solution: Solution
+    groups: tuple[UnitGroup, ...] = field(repr=False)
+    pinned: tuple[Pinned, ...] = field(repr=False)
+    diagonal: tuple[DiagonalSample, ...] = field(repr=False)
+    output_change_eval: float | None
+    output_change_train: float | None
+    rounded: bool
+    seconds: dict[str, float]
+
+    @property
+    def log_scales(self) -> Tensor:
+        """log λ per unit, (num_units,) float64, as the solver found them."""
+        return self.solution.log_scales
+
+    @property
+    def objective_before(self) -> float:
+        """The solver's criterion before."""
+        return self.solution.objective_before
+
+    @property
+    def objective_after(self) -> float:
+        """The solver's criterion after."""
+        return self.solution.objective_after
+
+    @property
+    def num_units(self) -> int:
+        return len(self.log_scales)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable parameters."""
+        return sum(sample.count for sample in self.diagonal)
+
+    @property
+    def zero_share(self) -> float:
+        """Share of the trainable parameters with g = 0, which do not count in the criterion; from the sample."""
+        return sum(sample.zeros * sample.count for sample in self.diagonal) / max(self.num_parameters, 1)
+
+    def spread(self) -> tuple[float, float]:
+        """Decades between the 5th and 95th percentile of diag(G), before and after."""
+        counts = [sample.count / max(len(sample.before), 1) for sample in self.diagonal]
+        return _decades([s.before for s in self.diagonal], counts), _decades([s.after for s in self.diagonal], counts)
+
+    def layers(self) -> list[dict[str, Any]]:
+        """One row per group of units: name, number of units, least, median and greatest log λ."""
+        rows = []
+        for group in self.groups:
+            t = self.log_scales[list(group.units)].cpu()
+            rows.append({
+                "name": group.name or "(model)", "units": len(t), "least": float(t.min()), "median": float(t.median()),
+                "greatest": float(t.max()),
+            })  # fmt: skip
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        before, after = self.spread()
+        solution = {key: value for key, value in asdict(self.solution).items() if key != "log_scales"}
+        return {
+            "model": self.model_name, "normalization": self.normalization, "approximate": self.approximate, "solver": self.solver,
+            "num_units": self.num_units, "num_parameters": self.num_parameters, "zero_share": self.zero_share, **solution,
+            "decades_of_diagonal_before": before, "decades_of_diagonal_after": after,
+            "output_change_eval": self.output_change_eval, "output_change_train": self.output_change_train,
+            "rounded_to_powers_of_two": self.rounded, "seconds": dict(self.seconds), "layers": self.layers(),
+            "pinned": [asdict(pin) for pin in self.pinned], "log_scales": self.log_scales.tolist(),
+        }  # fmt: skip
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained page: log-scales by layer, diag(G) before and after, what is pinned, outputs, seconds."""
+        from .page import conditioning_page
+
+        path = Path(path)
+        path.write_text(conditioning_page(self), encoding="utf-8")
+        return path
+
+    def __str__(self) -> str:
+        return report_table(self)
+
+
+def _decades(samples: list[Tensor], counts: list[float]) -> float:
+    """Between the 5th and 95th percentile of all samples, where those of the i-th tensor stand for counts[i] values each."""
+    if not any(len(sample) for sample in samples):
+        return 0.0
+    values, order = torch.cat(samples).sort()
+    shares = torch.cat([torch.full_like(sample, count) for sample, count in zip(samples, counts, strict=True)])[order].cumsum(0)
+    low, high = (values[int(torch.searchsorted(shares, q * shares[-1]).clamp(max=len(values) - 1))] for q in (0.05, 0.95))
+    return float(high - low)

@@ -1,0 +1,113 @@
+"""Equi-normalization (Stock, Graham, Gribonval and Jégou 2019): the rescaling with the least norm of the weights.
+
+    Σ_ℓ c_ℓ ‖W_ℓ‖_p^p        c_ℓ = c^{−pℓ},   ℓ counts the layers                              (sec. appendix_enorm)
+
+Under t it becomes Σ_i c_i |θ_i|^p exp(p (Kt)_i): the energy E of the path criterion, for u = −p t, g_i = c_i |θ_i|^p and no
+linear term. So a cycle over the layers is a sweep of coordinate descent, and to convergence it is ``Exact``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..graph import unwrap
+from ..problem import Problem
+from ..symmetry import Symmetry
+from .coordinate_descent import CoordinateDescent
+from .exact import Exact
+from .solution import Solution
+from .solver import Solver
+
+
+@dataclass(frozen=True, kw_only=True)
+class ENorm(Solver):
+    """Settings of ENorm.
+
+    Biases and the parameters of normalization layers do not count in the norm but are scaled along, so the function is kept.
+    Units with counted weights on one side only would shrink for ever; they stay at scale 1. So does what ``normalization``
+    "absorb", "gain" and "full" set free around a norm: for networks with BatchNorm choose "paper".
+
+    Attributes:
+        p: Of the norm.
+        c: Above 1, the norm may grow with depth: c is the ratio of the two norms at a unit in balance.
+        cycles: Passes over the layers; None for the optimum.
+        balance_last: Whether to rescale the weights behind which nothing can be rescaled (the classifier). Published: no.
+    """
+
+    p: float = 2
+    c: float = 1
+    cycles: int | None = 1
+    balance_last: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.p < math.inf or not 0 < self.c < math.inf or (self.cycles is not None and self.cycles < 1):
+            raise ValueError(f"ENorm needs positive p and c and a cycle, not p={self.p}, c={self.c}, cycles={self.cycles}")
+
+    def problem(
+        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None, bounds: tuple[Tensor, Tensor] | None
+    ) -> Problem:
+        """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p over the weights that the Symmetry rescales; g is not used."""
+        if model is None:
+            raise ValueError("ENorm balances weights: pass the model")
+        depth = {name: i + 1 for i, group in enumerate(symmetry.groups) for name in group.divided}
+        energies = {
+            name: self.c ** (-self.p * depth.get(name, 0)) * weight.detach().double().abs() ** self.p
+            for name, weight in unwrap(model).named_parameters()
+            if weight.dim() > 1 and name in symmetry.scalings
+        }
+        problem = Problem.of(symmetry, energies, bounds)
+        held = _one_sided(problem)
+        if not self.balance_last:
+            held |= _last(symmetry, problem, energies)
+        # u = −p t where the criterion has u = 2 t
+        lower, upper = -self.p / 2 * problem.upper, -self.p / 2 * problem.lower
+        return replace(
+            problem, slope=torch.zeros_like(problem.slope), lower=lower.masked_fill(held, 0.0), upper=upper.masked_fill(held, 0.0)
+        )
+
+    def solve(self, problem: Problem) -> Solution:
+        """One or more cycles, or the optimum."""
+        bound = None if self.max_log_scale is None else self.p / 2 * self.max_log_scale
+        if self.cycles is None:
+            inner: Solver = Exact(max_log_scale=bound)
+        else:
+            inner = CoordinateDescent(sweeps=self.cycles, tolerance=1e-9, max_log_scale=bound)
+        solution = inner.solve(problem)
+        before, after = (math.exp(F / problem.num_parameters) for F in (solution.objective_before, solution.objective_after))
+        message = solution.message if self.cycles is None or solution.converged else f"{self.cycles} of the cycles to the optimum"
+        return replace(
+            solution, log_scales=-2 / self.p * solution.log_scales, objective_before=before, objective_after=after, message=message
+        )
+
+
+def _one_sided(problem: Problem) -> Tensor:
+    """Units that weights only enter or only leave, (num_units,) bool."""
+    point = problem.at(problem.zero())
+    C = problem.combination
+    into, out = (torch.zeros(C.num_classes, dtype=torch.float64, device=problem.device) for _ in range(2))
+    into.index_add_(0, problem.rows, point.by_row)
+    out.index_add_(0, problem.columns, point.by_column)
+    positive = C.coefficients > 0
+    sides = []
+    for up, down in ((into, out), (out, into)):
+        terms = torch.where(positive, up[C.classes], down[C.classes])
+        sides.append(torch.zeros(problem.num_units, dtype=torch.float64, device=problem.device).index_add_(0, C.units, terms) > 0)
+    return ~(sides[0] & sides[1])
+
+
+def _last(symmetry: Symmetry, problem: Problem, weights: Mapping[str, Tensor]) -> Tensor:
+    """Units that are read by weights into pinned units or outputs only, (num_units,) bool."""
+    held, C = torch.zeros_like(problem.slope).bool(), problem.combination
+    for name in weights:
+        scaling = symmetry.scalings[name]
+        if not bool(scaling.plus.any()):
+            classes = torch.zeros(C.num_classes, dtype=torch.bool, device=held.device)
+            classes[scaling.minus.long().flatten().to(held.device)] = True
+            held[C.units[classes[C.classes]]] = True
+    return held

@@ -1,0 +1,140 @@
+"""F restricted to moves in which all units of a layer move alike: a handful of unknowns, solved densely."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..problem import Block, Point, Problem
+
+LARGEST_STEP = 20.0  # of any u at once: e^20 is as far as a quadratic model can be trusted
+
+
+class LayerScales:
+    """Directions w, one common move per layer; units that are not free stay.
+
+    The classes of a block that move alike are one *end* of it, so that the block has one energy per pair of ends:
+
+        E(w) = E_rest + Σ_k e_k exp(−(D w)_k)        e   (pairs of ends,) at some u        D   (pairs of ends, layers)
+    """
+
+    def __init__(self, problem: Problem, free: Tensor) -> None:
+        self.free, self.num_layers = free, len(problem.groups)
+        self.layer_of = torch.zeros(problem.num_units, dtype=torch.long, device=free.device)
+        for layer, units in enumerate(problem.groups):
+            self.layer_of[units] = layer
+        moves, self.kind = self._moves(problem)  # (kinds, layers); kind of every class
+        rows, columns = self.kind[problem.rows], self.kind[problem.columns]
+        # The energy of a pair of ends can be read off the point: by row where the columns are of one kind, else by column.
+        pair = torch.full_like(rows, -1), torch.full_like(columns, -1)
+        self.mixed: list[tuple[int, Block]] = []
+        found: list[Tensor] = []
+        row = column = count = 0
+        for block in problem.blocks:
+            height, width = block.energy.shape
+            at_row, at_column = slice(row, row + height), slice(column, column + width)
+            row, column = row + height, column + width
+            above, r = torch.unique(rows[at_row], return_inverse=True)
+            below, c = torch.unique(columns[at_column], return_inverse=True)
+            if len(below) == 1:
+                pair[0][at_row] = count + r
+            elif len(above) == 1:
+                pair[1][at_column] = count + c
+            else:
+                self.mixed.append((count, block))
+            found.append(torch.cartesian_prod(above, below))
+            count += len(found[-1])
+        single, at = torch.unique(rows[row:] * len(moves) + columns[column:], return_inverse=True)
+        pair[0][row:] = count + at
+        ends = torch.cat([*found, torch.stack([single // len(moves), single % len(moves)], 1)])
+        self.pair_of_row, self.pair_of_column = pair
+        self.directions = moves[ends[:, 0]] - moves[ends[:, 1]]
+
+    def _moves(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """The distinct ways in which classes move with the layers, (kinds, layers), and which of them each class has."""
+        C, layers = problem.combination, self.layer_of[problem.combination.units]
+        coefficients = C.coefficients * self.free[C.units]
+        code = torch.randint(2**52, (self.num_layers,), generator=torch.Generator().manual_seed(0)).to(layers.device)
+        key = torch.zeros(C.num_classes, dtype=torch.long, device=layers.device)
+        key.index_add_(0, C.classes, coefficients.long() * code[layers])  # equal for classes that move alike, and only those
+        distinct, kind = torch.unique(key, return_inverse=True)
+        example = torch.zeros(len(distinct), dtype=torch.long, device=kind.device)
+        example[kind] = torch.arange(len(kind), device=kind.device)
+        chosen = example[kind[C.classes]] == C.classes
+        at = kind[C.classes[chosen]] * self.num_layers + layers[chosen]
+        moves = torch.zeros(len(distinct), self.num_layers, dtype=torch.float64, device=kind.device)
+        moves.view(-1).index_add_(0, at, coefficients[chosen])
+        return moves, kind
+
+    def down(self, r: Tensor) -> Tensor:
+        """Sum over the units of every layer, (layers,)."""
+        return torch.zeros(self.num_layers, dtype=torch.float64, device=r.device).index_add_(0, self.layer_of, r * self.free)
+
+    def up(self, w: Tensor) -> Tensor:
+        """One value per layer given to all its units, (num_units,)."""
+        return w[self.layer_of] * self.free
+
+    def energies(self, point: Point) -> Tensor:
+        """e, (pairs of ends,)."""
+        e = torch.zeros(len(self.directions), dtype=torch.float64, device=self.free.device)
+        for values, pair in ((point.by_row, self.pair_of_row), (point.by_column, self.pair_of_column)):
+            e.index_add_(0, pair[pair >= 0], values[pair >= 0])
+        for first, block in self.mixed:
+            above, r = torch.unique(self.kind[block.rows], return_inverse=True)
+            below, c = torch.unique(self.kind[block.columns], return_inverse=True)
+            ends = torch.nn.functional.one_hot(c, len(below)) * point.grow[block.columns, None]
+            sums = torch.zeros(len(above), len(below), dtype=torch.float64, device=e.device)
+            sums.index_add_(0, r, point.shrink[block.rows, None] * (block.energy @ ends))
+            e[first : first + sums.numel()] = sums.flatten()
+        return e
+
+    def minimum(self, point: Point, steps: int = 100) -> tuple[Tensor, float]:
+        """The w that minimises F along these directions from the point, (layers,), and E there: Newton, damped until it pays."""
+        p, slope, e = point.problem.num_parameters, self.down(point.problem.slope), self.energies(point)
+        rest = max(point.energy - float(e.sum()), 0.0)
+
+        def energy_at(w: Tensor) -> float:
+            return rest + float((e * (-self.directions @ w).exp()).sum())
+
+        def value(w: Tensor) -> float:
+            return p * math.log(energy_at(w)) + float(slope @ w)
+
+        w, damping = torch.zeros_like(slope), 1e-12
+        least = value(w)
+        for _ in range(steps):
+            now = e * (-self.directions @ w).exp()
+            energy = rest + float(now.sum())
+            mean = -(self.directions.T @ now) / energy
+            direction = -_solver(self._hessian(now / energy, mean, p), damping)(p * mean + slope)
+            direction *= min(1.0, LARGEST_STEP / float(direction.abs().max().clamp(min=1e-300)))
+            promised = -float((p * mean + slope) @ direction)
+            reached = value(w + direction)
+            if promised <= 1e-12 * abs(least) or damping > 1e6:
+                break
+            if not reached <= least - 0.1 * promised:
+                damping = max(100 * damping, 1e-6)
+                continue
+            w, least, damping = w + direction, reached, damping / 100
+        return w, energy_at(w)
+
+    def solver(self, point: Point) -> Callable[[Tensor], Tensor]:
+        """The inverse of ∇²F at the point along these directions."""
+        mean = self.down(point.energy_gradient) / point.energy
+        return _solver(self._hessian(self.energies(point) / point.energy, mean, point.problem.num_parameters))
+
+    def _hessian(self, shares: Tensor, mean: Tensor, p: int) -> Tensor:
+        return p * (self.directions.T @ (shares[:, None] * self.directions) - torch.outer(mean, mean))
+
+
+def _solver(matrix: Tensor, damping: float = 1e-12) -> Callable[[Tensor], Tensor]:
+    """x ↦ matrix⁻¹ x of a positive semidefinite matrix; along flat directions, where x is 0 but for rounding, next to nothing."""
+    diagonal = matrix.diagonal().clamp(min=0.0)
+    diagonal = diagonal + 1e-3 * diagonal.mean() + 1e-300
+    for ridge in (damping * 10**k for k in range(0, 20, 2)):
+        factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag(ridge * diagonal))
+        if not bool(failed):
+            return lambda x: torch.cholesky_solve(x[:, None], factor)[:, 0]
+    return lambda x: x / diagonal
