@@ -22,6 +22,8 @@ zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md (DEVICE=cuda
 bench: $(READY)  ## Speed and memory beside naive implementations; writes benchmarks/*.json
 	$(PYTHON) -m benchmarks.symmetry
 	$(PYTHON) -m benchmarks.energy
+	$(PYTHON) -m benchmarks.solvers
+	$(PYTHON) -m benchmarks.conditioning
 
 docs: $(READY)  ## The pages that are generated from the code
 	$(PYTHON) -m pathcond.rules.document docs/supported-operations.md

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,7 +30,7 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_sparse:
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and not tensor.is_sparse:
                 storage, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
                 if self.tensors.setdefault(storage, 0) == 0:
                     self.bytes += size

@@ -1,13 +1,18 @@
 """The command line: tables, JSON, exit codes."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from pathcond.cli import app
+from pathcond.targets import load_target
 
 FACTORIES = """
 import torch
@@ -122,15 +127,6 @@ def test_a_model_that_cannot_be_analysed(file: str) -> None:
     assert "control flow" in err
 
 
-def test_demo() -> None:
-    result = CliRunner().invoke(app, ["demo"])
-    assert result.exit_code == 0
-    assert "76 units" in result.stdout
-    change = re.search(r"change of an output: eval (\S+),", result.stdout)
-    assert change is not None
-    assert float(change[1]) < 1e-12
-
-
 def test_reproduce(monkeypatch: pytest.MonkeyPatch) -> None:
     from pathcond.experiments import table1
 
@@ -150,3 +146,148 @@ def test_reproduce_lists_what_there_is() -> None:
         assert (result.exit_code, result.stdout) == (2, "")
         assert message in result.stderr
         assert "table1" in result.stderr
+
+
+class TestCondition:
+    """``pathcond condition``: a checkpoint in, a checkpoint out."""
+
+    TARGETS = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(16, 3)
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.out(self.b(self.a(x).relu()).relu())
+
+def tied():
+    return Tied(), torch.randn(5, 4)
+
+def smooth():
+    return nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), torch.randn(5, 3)
+"""
+
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> str:
+        path = tmp_path / "targets.py"
+        path.write_text(self.TARGETS)
+        return str(path)
+
+    @staticmethod
+    def run(*arguments: object) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, ["condition", *map(str, arguments)])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    @staticmethod
+    def checkpoint(path: Path, target: str, factory: str = "net", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+        model = load_target(f"{target}:{factory}")[0].to(dtype)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        save_file({k: v.clone() for k, v in model.state_dict().items()}, path, metadata={"epoch": "7"})
+        return model
+
+    def test_the_function_of_the_checkpoint_is_kept(self, target: str, tmp_path: Path) -> None:
+        before, out = self.checkpoint(tmp_path / "in.safetensors", target).eval(), tmp_path / "out.safetensors"
+        page = tmp_path / "report.html"
+        code, text, err = self.run(f"{target}:net", "--checkpoint", tmp_path / "in.safetensors", "--out", out, "--report", page)
+        assert code == 0, err
+        assert "conditioned" in text
+        assert "conditioned" in page.read_text(encoding="utf-8")
+        after = load_target(f"{target}:net")[0].eval()
+        after.load_state_dict(load_file(out))
+        x = torch.randn(32, 3)
+        torch.testing.assert_close(after(x), before(x))
+        assert not torch.equal(after[0].weight, before[0].weight)
+        with safe_open(out, "pt") as file:
+            assert file.metadata()["epoch"] == "7"
+        assert sorted(p.name for p in tmp_path.iterdir() if "safetensors" in p.name) == ["in.safetensors", "out.safetensors"]
+
+    def test_types_and_tied_names_of_the_file_are_kept(self, target: str, tmp_path: Path) -> None:
+        self.checkpoint(tmp_path / "in.safetensors", target, "tied", torch.float64)
+        code, _, err = self.run(f"{target}:tied", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "o.safetensors")
+        assert code == 0, err
+        kept, written = load_file(tmp_path / "in.safetensors"), load_file(tmp_path / "o.safetensors")
+        assert kept.keys() == written.keys()
+        assert {v.dtype for v in written.values()} == {torch.float64}
+        assert torch.equal(written["a.weight"], written["b.weight"])
+
+    def test_without_a_checkpoint_the_targets_own_weights_are_conditioned(self, target: str, tmp_path: Path) -> None:
+        code, text, err = self.run(f"{target}:net", "--out", tmp_path / "o.safetensors", "--json", "--solver", "paper")
+        assert code == 0, err
+        assert json.loads(text)["solver"].startswith("CoordinateDescent")
+        assert "0.weight" in load_file(tmp_path / "o.safetensors")
+
+    def test_nothing_is_overwritten(self, target: str, tmp_path: Path) -> None:
+        out = tmp_path / "o.safetensors"
+        out.write_bytes(b"precious")
+        code, _, err = self.run(f"{target}:net", "--out", out)
+        assert (code, out.read_bytes()) == (2, b"precious")
+        assert "--force" in err
+        assert self.run(f"{target}:net", "--out", out, "--force")[0] == 0
+        assert out.read_bytes() != b"precious"
+        page = tmp_path / "page.html"
+        page.write_text("precious")
+        assert self.run(f"{target}:net", "--out", tmp_path / "new.safetensors", "--report", page)[0] == 2
+        assert not (tmp_path / "new.safetensors").exists()
+
+    def test_a_failed_write_leaves_what_was_there(self, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full_disk(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        out = tmp_path / "o.safetensors"
+        out.write_bytes(b"precious")
+        monkeypatch.setattr("safetensors.torch.save_file", full_disk)
+        code, _, err = self.run(f"{target}:net", "--out", out, "--force")
+        assert code == 2
+        assert "No space left" in err
+        assert out.read_bytes() == b"precious"
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+    def test_files_that_do_not_fit(self, target: str, tmp_path: Path) -> None:
+        wrong, torn = tmp_path / "wrong.safetensors", tmp_path / "torn.safetensors"
+        save_file({"0.weight": torch.zeros(8, 4), "extra": torch.zeros(1)}, wrong)
+        torn.write_bytes(b"\x10\x00")
+        misfits = ("(8, 4) in the file", "extra is in the file", "1.bias is in the model")
+        unreadable = ("cannot be read",)
+        for file, parts in ((wrong, misfits), (torn, unreadable), (tmp_path / "missing", unreadable)):
+            code, _, err = self.run(f"{target}:net", "--checkpoint", file, "--out", tmp_path / "o.safetensors")
+            assert code == 2
+            for part in parts:
+                assert part in err
+        assert not (tmp_path / "o.safetensors").exists()
+
+    def test_tied_tensors_that_differ_in_the_file(self, target: str, tmp_path: Path) -> None:
+        values = {k: v.clone() for k, v in load_target(f"{target}:tied")[0].state_dict().items()}
+        values["b.weight"] += 1
+        save_file(values, tmp_path / "in.safetensors")
+        code, _, err = self.run(f"{target}:tied", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "o.safetensors")
+        assert code == 2
+        assert "one tensor in the model" in err
+
+    def test_nothing_to_rescale_and_weights_that_are_not_finite(self, target: str, tmp_path: Path) -> None:
+        code, _, err = self.run(f"{target}:smooth", "--out", tmp_path / "o.safetensors")
+        assert code == 1
+        assert "was not written" in err
+        model = self.checkpoint(tmp_path / "in.safetensors", target)
+        model[0].weight.data[0, 0] = math.nan
+        save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "nan.safetensors")
+        code, _, err = self.run(f"{target}:net", "--checkpoint", tmp_path / "nan.safetensors", "--out", tmp_path / "o.safetensors")
+        assert code in (3, 4)
+        assert not (tmp_path / "o.safetensors").exists()
+
+    def test_wrong_devices_and_folders(self, target: str, tmp_path: Path) -> None:
+        assert self.run(f"{target}:net", "--out", tmp_path / "no" / "o.safetensors")[0] == 2
+        assert self.run(f"{target}:net", "--out", tmp_path)[0] == 2
+        code, _, err = self.run(f"{target}:net", "--out", tmp_path / "o.safetensors", "--device", "nowhere")
+        assert code == 2
+        assert "nowhere" in err

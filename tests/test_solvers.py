@@ -1,6 +1,7 @@
 """Solvers against the algorithm box written out, against scipy, and against each other."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from benchmarks.naive import index_sets, sweeps
 from scipy.optimize import minimize
 from torch import nn
 
-import pathcond
 from pathcond import diag_g, find_symmetry
+from pathcond.experiments.architectures import cifar_nv, mlp, resnet18_c
 from pathcond.problem import Problem
 from pathcond.solvers import CoordinateDescent, Exact
 
@@ -30,6 +31,21 @@ def test_coordinate_descent_has_the_iterates_of_the_algorithm_box(name: str) -> 
         solution = CoordinateDescent(sweeps=count, tolerance=0).solve(problem)
         torch.testing.assert_close(2 * solution.log_scales, expected, rtol=0, atol=1e-12)
         assert solution.iterations == count
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(10, marks=pytest.mark.zoo)])
+@pytest.mark.parametrize(("build", "units"), [(mlp, 1500), (cifar_nv, 1792), (resnet18_c, 3904)])
+def test_the_papers_architectures_have_the_same_iterates(build: Callable[[], nn.Module], units: int, count: int) -> None:
+    """After every sweep, to 1e-12; "paper", uncalibrated, as published."""
+    torch.manual_seed(0)
+    model, x = build().eval(), torch.randn(2, 3, 32, 32)
+    symmetry, g = find_symmetry(model, x, normalization="paper"), diag_g(model, x, calibrate=False)
+    assert symmetry.num_units == units
+    order = [unit for group in symmetry.groups for unit in group.units]
+    problem = Problem.of(symmetry, g)
+    for sweep, expected in enumerate(itertools.islice(sweeps(*index_sets(symmetry, g), order), count), start=1):
+        solution = CoordinateDescent(sweeps=sweep, tolerance=0).solve(problem)
+        torch.testing.assert_close(2 * solution.log_scales, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("normalization", ["absorb", "full", "paper"])
@@ -55,44 +71,6 @@ def test_the_minimum_is_the_one_that_scipy_finds(solver: CoordinateDescent | Exa
     start = torch.zeros(symmetry.num_units, dtype=torch.float64).numpy()
     best = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9})
     assert solution.objective_after <= best.fun + 1e-6 * max(1.0, solution.objective_before - best.fun)
-
-
-def test_a_bound_holds() -> None:
-    """The box-constrained optimum: no unit moves further, and a projected method of scipy finds no better one."""
-    model, inputs = make("vgg_with_flatten")
-    problem = Problem.of(find_symmetry(model, inputs), diag_g(model, inputs))
-    limit = float(Exact().solve(problem).log_scales.abs().max()) / 2
-    swept = CoordinateDescent(sweeps=2000, tolerance=1e-12, max_log_scale=limit).solve(problem)
-    exact = Exact(max_log_scale=limit).solve(problem)
-    assert exact.converged
-    for solution in (swept, exact):
-        assert float(solution.log_scales.abs().max()) == pytest.approx(limit)
-        assert solution.objective_after < solution.objective_before
-    torch.testing.assert_close(exact.log_scales, swept.log_scales, rtol=0, atol=1e-7)
-
-    def value_and_gradient(u: object) -> tuple[float, object]:
-        point = problem.at(torch.as_tensor(u, dtype=torch.float64))
-        return point.value, point.gradient.numpy()
-
-    bounds = [(-2 * limit, 2 * limit)] * problem.num_units
-    best = minimize(value_and_gradient, [0.0] * problem.num_units, jac=True, method="L-BFGS-B", bounds=bounds)
-    assert exact.objective_after <= best.fun + 1e-9
-
-
-@pytest.mark.parametrize("scale", [1e-8, 1e8])
-def test_extreme_initialisations(scale: float) -> None:
-    """One layer of ten times 1e±8: the optimum undoes it, and leaves the diagonal as it is without."""
-    torch.manual_seed(0)
-    layers = [part for _ in range(10) for part in (nn.Linear(6, 6), nn.ReLU())]
-    model, x = nn.Sequential(*layers, nn.Linear(6, 3)).double(), torch.randn(4, 6).double()
-    symmetry = find_symmetry(model, x)
-    usual = Exact().solve(Problem.of(symmetry, diag_g(model, x)))
-    shift = torch.zeros(symmetry.num_units, dtype=torch.float64)
-    shift[list(symmetry.groups[4].units)] = torch.tensor(scale).double().log()
-    pathcond.rescale_(model, symmetry, shift)
-    extreme = Exact().solve(Problem.of(symmetry, diag_g(model, x)))
-    assert extreme.converged, extreme.message
-    torch.testing.assert_close(extreme.log_scales + shift, usual.log_scales, rtol=0, atol=1e-6)
 
 
 def test_a_constant_diagonal_stays() -> None:

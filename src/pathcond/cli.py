@@ -1,13 +1,17 @@
-"""The command line: ``pathcond inspect TARGET``, ``pathcond demo`` and ``pathcond reproduce NAME``.
+"""The command line: ``pathcond inspect TARGET``, ``pathcond condition TARGET``, ``pathcond demo`` and ``pathcond reproduce NAME``.
 
-Exit codes: 0 success, 1 nothing can be rescaled, 2 wrong usage or target, 3 the model cannot be analysed.
+Exit codes: 0 success, 1 nothing can be rescaled, 2 wrong usage, target or file, 3 the model cannot be analysed, 4 the rescaling
+was refused and the model left as it was.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 try:
@@ -15,16 +19,21 @@ try:
 except ImportError as error:  # pragma: no cover - exercised by installing without the extra
     raise SystemExit('The command line needs the "cli" extra: pip install "pathcond[cli]"') from error
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
-from .errors import EnergyRangeError, UnsupportedModelError
+from .checkpoints import Checkpoint, CheckpointError, load_, refuse_to_overwrite, save
+from .condition import condition_
+from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
 from .lifting import log10_paths, off_path, path_norm
+from .solvers import CoordinateDescent, ENorm, Exact
 from .symmetry import find_symmetry
 from .tables import paths_table
 from .targets import TargetError, load_target, parse_shape
 from .theory import regime
 
-NOTHING_TO_RESCALE, WRONG_TARGET, UNSUPPORTED = 1, 2, 3
+NOTHING_TO_RESCALE, WRONG_USAGE, UNSUPPORTED, REFUSED = 1, 2, 3, 4
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Rescale ReLU networks without changing their function.")
 
@@ -38,38 +47,133 @@ class Normalization(str, Enum):
     paper = "paper"
 
 
+class SolverName(str, Enum):
+    """How the log-scales are found."""
+
+    exact = "exact"
+    paper = "paper"
+    enorm = "enorm"
+
+
+SOLVERS = {SolverName.exact: Exact(), SolverName.paper: CoordinateDescent(), SolverName.enorm: ENorm(cycles=None)}
+
+Target = Annotated[str, typer.Argument(help="torchvision:NAME, timm:NAME, package.module:factory or file.py:factory")]
+InputShape = Annotated[str | None, typer.Option("--input", help="Shape of a random input, e.g. 2x3x224x224")]
+Side = Annotated[Normalization, typer.Option(help="Which side of a norm carries a scale")]
+Approximate = Annotated[bool, typer.Option("--approximate", help="Treat smooth activations as ReLU")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
+
+
 @app.callback()
 def pathcond() -> None:
     """Rescale ReLU networks without changing their function."""
 
 
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Errors with a known cause become one message and an exit code."""
+    problem: Exception
+    try:
+        yield
+    except (TargetError, CheckpointError, ImportError) as error:
+        code, problem = WRONG_USAGE, error
+    except (UnsupportedModelError, EnergyRangeError) as error:
+        code, problem = UNSUPPORTED, error
+    except RescalingError as error:
+        code, problem = REFUSED, error
+    else:
+        return
+    typer.echo(f"Error: {problem}", err=True)
+    raise typer.Exit(code) from problem
+
+
 @app.command()
 def inspect(
-    target: Annotated[str, typer.Argument(help="torchvision:NAME, timm:NAME, package.module:factory or file.py:factory")],
-    input: Annotated[str | None, typer.Option(help="Shape of a random input, e.g. 2x3x224x224")] = None,
-    normalization: Annotated[Normalization, typer.Option(help="Which side of a norm carries a scale")] = Normalization.absorb,
-    approximate: Annotated[bool, typer.Option(help="Treat smooth activations as ReLU")] = False,
+    target: Target,
+    input: InputShape = None,
+    normalization: Side = Normalization.absorb,
+    approximate: Approximate = False,
     paths: Annotated[bool, typer.Option("--paths", help="Also count paths, and say whether rescaling will do much")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show which units of a model can be rescaled, and what pins the others."""
-    try:
+    with _exit_codes():
         model, inputs = load_target(target, parse_shape(input) if input else None)
-    except TargetError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(WRONG_TARGET) from error
-    try:
         symmetry = find_symmetry(model, inputs, normalization=normalization.value, approximate=approximate)
         lifting = _lifting(model, inputs, normalization.value, approximate) if paths else None
-    except (UnsupportedModelError, EnergyRangeError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(UNSUPPORTED) from error
     if as_json:
         typer.echo(json.dumps(symmetry.to_dict() | ({"paths": lifting} if lifting else {}), indent=2))
     else:
         typer.echo(str(symmetry) + (f"\n\n{paths_table(**lifting)}" if lifting else ""))
     if symmetry.num_units == 0:
         raise typer.Exit(NOTHING_TO_RESCALE)
+
+
+@app.command()
+def condition(
+    target: Target,
+    out: Annotated[Path, typer.Option("--out", help="Where the rescaled weights go (safetensors)")],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Weights to start from (safetensors); default: as the target comes")
+    ] = None,
+    input: InputShape = None,
+    normalization: Side = Normalization.absorb,
+    approximate: Approximate = False,
+    solver: Annotated[SolverName, typer.Option(help="exact; paper (ten sweeps); enorm (least norm)")] = SolverName.exact,
+    max_log_scale: Annotated[float | None, typer.Option(help="Bound on |log λ|", min=0.0)] = None,
+    calibrate: Annotated[bool, typer.Option(help="Measure statistics and gates on the example batch")] = True,
+    device: Annotated[str, typer.Option(help="Where to compute, e.g. cuda")] = "cpu",
+    report: Annotated[Path | None, typer.Option(help="Also write a page for the browser")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rescale a model's weights to where it trains best, and write them to a new checkpoint."""
+    with _exit_codes():
+        for path in (out, *([report] if report else [])):
+            refuse_to_overwrite(path, force)
+        model, inputs = load_target(target, parse_shape(input) if input else None)
+        like = load_(model, checkpoint) if checkpoint else Checkpoint.of(model)
+        model, inputs = _moved(model, inputs, device)
+        with _progress() as progress:
+            done = condition_(
+                model, inputs, solver=SOLVERS[solver], normalization=normalization.value, approximate=approximate,
+                max_log_scale=max_log_scale or None, calibrate=calibrate, progress=progress,
+            )  # fmt: skip
+        if done.num_units:
+            save(model, out, like)
+        if report:
+            done.to_html(report)
+    typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
+    if not done.num_units:
+        typer.echo(f"Nothing can be rescaled: {out} was not written.", err=True)
+        raise typer.Exit(NOTHING_TO_RESCALE)
+    typer.echo(f"\nWritten: {out}" + (f", {report}" if report else ""), err=True)
+
+
+def _moved(model: nn.Module, inputs: Any, device: str) -> tuple[nn.Module, Any]:
+    """Model and inputs on the device, floating-point inputs in the model's type."""
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise TargetError(f"The device {device!r} cannot be used: {error}") from error
+    dtype = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
+    adapted = lambda x: x.to(device, dtype if x.dtype.is_floating_point else None) if isinstance(x, torch.Tensor) else x  # noqa: E731
+    return model, tree_map(adapted, inputs)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A line that says which stage is at work, in a terminal."""
+    from rich.console import Console
+
+    says = {
+        "symmetry": "finding symmetries",
+        "energy": "measuring diag(G)",
+        "solve": "solving",
+        "rescale": "rescaling and verifying",
+    }
+    with Console(stderr=True).status("loading") as status:
+        yield lambda stage: status.update(f"{says[stage]} …")
 
 
 def _lifting(model: nn.Module, inputs: Any, normalization: Any, approximate: bool) -> dict[str, Any]:
@@ -82,11 +186,15 @@ def _lifting(model: nn.Module, inputs: Any, normalization: Any, approximate: boo
 
 
 @app.command()
-def demo() -> None:
-    """Find the symmetries of a small embedded network, rescale it at random, and show that nothing changed."""
-    from .demo import run
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the page goes")] = Path("pathcond-demo.html"),
+    epochs: Annotated[int, typer.Option(help="Passes over the data per run", min=1)] = 60,
+) -> None:
+    """Train a small network on handwritten digits with and without conditioning, and write a page with the curves."""
+    with _exit_codes():
+        from .demo import run
 
-    run(typer.echo)
+        run(out, epochs=epochs)
 
 
 @app.command()
@@ -104,7 +212,7 @@ def reproduce(
     elif name not in EXPERIMENTS:
         problem = "Say what to reproduce" if name is None else f"There is no {name!r} to reproduce"
         typer.echo(f"Error: {problem}. There is:\n{known}", err=True)
-        raise typer.Exit(WRONG_TARGET)
+        raise typer.Exit(WRONG_USAGE)
     else:
         experiment = load(name)
         rows = list(experiment.run())

@@ -6,21 +6,48 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .errors import TrainChangeError
-from .lifting import diag_g
+from .lifting import Sample, capture_sample, diag_g
 from .report import Report, diagonal_sample
 from .rescale import Rescaling, rescale_
 from .solvers import DEFAULT, Solution, Solver, solve
 from .symmetry import SAFE_EPSILON_SHARE, Normalization, Symmetry, find_symmetry
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
-EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5)
+EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
 SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All that ``condition_`` needs of a model besides its weights; it serves as long as the architecture stays.
+
+    Attributes:
+        symmetry: Its Symmetry.
+        sample: One sample's way through it.
+    """
+
+    symmetry: Symmetry
+    sample: Sample
+
+
+def prepare(
+    model: nn.Module, example_inputs: Any, *, normalization: Normalization = "absorb", approximate: bool = False
+) -> Prepared:
+    """Capture a model once, to condition it as often as its weights change; ``condition_`` takes this in place of the inputs."""
+    if isinstance(example_inputs, Prepared):
+        asked, given = (normalization, approximate), example_inputs.symmetry
+        if asked != (given.normalization, given.approximate):
+            raise ValueError(f"The model was prepared with {given.normalization!r}, approximate={given.approximate}, not {asked}")
+        return example_inputs
+    symmetry = find_symmetry(model, example_inputs, normalization=normalization, approximate=approximate)
+    return Prepared(symmetry=symmetry, sample=capture_sample(model, example_inputs))
 
 
 def condition_(
@@ -44,7 +71,7 @@ def condition_(
 
     Args:
         model: Any module. Wrappers such as DistributedDataParallel and torch.compile are looked through.
-        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs.
+        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs; or what ``prepare`` made.
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``.
         normalization: Which side of a normalization layer carries a scale: "absorb" (in front), "gain" (behind), "full"
             (both), "paper" (one scale through it; keeps eval mode only).
@@ -81,9 +108,10 @@ def condition_(
     """
     stages = _Stages(progress)
     with stages("symmetry"):
-        symmetry = find_symmetry(model, example_inputs, normalization=normalization, approximate=approximate)
+        prepared = prepare(model, example_inputs, normalization=normalization, approximate=approximate)
+        symmetry = prepared.symmetry
     with stages("energy"):
-        g = diag_g(model, example_inputs, calibrate=calibrate, approximate=approximate)
+        g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
     for share in EPSILON_SHARES if verify else [SAFE_EPSILON_SHARE]:
         with stages("solve"):
             bounds = _bounds(symmetry, model, share, max_log_scale)

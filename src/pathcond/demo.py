@@ -1,54 +1,193 @@
-"""The library's main job on an embedded network: find its symmetries, rescale it, prove that nothing changed."""
+"""What one call before training does: a small network on handwritten digits, trained four ways side by side.
+
+The digits (1,797 images of 8×8) come with scikit-learn. All runs start from the same weights and see the same batches.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .condition import condition_
+from .experiments.architectures import mlp
+from .report import Report
 from .rescale import rescale_
+from .solvers import CoordinateDescent, ENorm, solve
 from .symmetry import find_symmetry
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
-class DemoNet(nn.Module):
-    """A residual network with BatchNorm, grouped convolution, squeeze-and-excitation, concatenation and flatten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(16)
-        self.grouped = nn.Conv2d(16, 16, 3, padding=1, groups=4)
-        self.squeeze, self.excite = nn.Linear(16, 4), nn.Linear(4, 16)
-        self.side = nn.Conv2d(16, 8, 1)
-        self.head = nn.Linear(24 * 16, 32)
-        self.classifier = nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn(self.stem(x)))
-        y = F.relu(self.grouped(x))
-        gate = torch.sigmoid(self.excite(F.relu(self.squeeze(y.mean((2, 3))))))
-        x = x + y * gate[:, :, None, None]
-        x = torch.cat([x, F.relu(self.side(x))], dim=1)
-        return self.classifier(F.relu(self.head(F.max_pool2d(x, 2).flatten(1))))
+BATCH, TARGET = 64, 0.99
+LEARNING_RATES = {1e-2: 0.25, 1e-3: 1.0}  # and the share of the epochs that each is given
 
 
-def run(say: Callable[[str], object]) -> None:
-    """Print the story, one step after the other."""
+@dataclass
+class Run:
+    """One network in training.
+
+    Attributes:
+        name: How it was prepared.
+        model: The network.
+        report: What ``condition_`` did, if it was called.
+        after_epoch: What the method does between epochs.
+        accuracy, loss: On the training set, after every epoch.
+    """
+
+    name: str
+    model: nn.Module
+    report: Report | None = None
+    after_epoch: Callable[[], object] = lambda: None
+    accuracy: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+
+    @property
+    def epochs_to_target(self) -> int | None:
+        return next((epoch for epoch, accuracy in enumerate(self.accuracy, start=1) if accuracy >= TARGET), None)
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """Images as (1797, 64) standardised pixels, and labels."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError('The demo needs the "demo" extra: pip install "pathcond[demo]"') from error
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32)
+    return (x - x.mean()) / x.std(), torch.tensor(labels)
+
+
+def network() -> nn.Sequential:
+    """64-256-256-256-10 with BatchNorm, the same weights every time."""
     torch.manual_seed(0)
-    model, batch = DemoNet().double().eval(), torch.randn(8, 3, 8, 8, dtype=torch.float64)
-    start = time.perf_counter()
-    symmetry = find_symmetry(model, batch, normalization="full")
-    say(f"{symmetry}\n\nfound in {time.perf_counter() - start:.2f} s\n")
-    before, weight = model(batch), model.grouped.weight.detach().clone()
-    log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
-    rescaling = rescale_(model, symmetry, log_scales)
-    moved = (model.grouped.weight / weight).detach()
-    change = ((model(batch) - before).abs().max() / before.abs().max()).item()
-    say(f"Rescaled by random λ between e^-2 and e^2: grouped.weight × {moved.min():.3f} … {moved.max():.3f}")
-    say(f"Largest relative change of an output: eval {change:.1e}, train {rescaling.output_change_train:.1e}")
-    rescale_(model, symmetry, -log_scales)
-    back = ((model.grouped.weight - weight).abs().max() / weight.abs().max()).item()
-    say(f"The inverse brings the weights back to {back:.1e}")
+    return mlp((256, 256, 256), inputs=64, batch_norm=True)
+
+
+def runs(batch: Tensor) -> list[Run]:
+    """The four ways: as it comes, ENorm after every epoch, conditioned as in the paper, conditioned by default."""
+    baseline, enorm = Run("baseline", network()), Run("ENorm every epoch", network())
+    symmetry = find_symmetry(enorm.model, batch, normalization="paper")
+
+    def balance() -> None:
+        solution = solve(symmetry, {}, solver=ENorm(), model=enorm.model)
+        rescale_(enorm.model, symmetry, solution.log_scales, verify=False)
+
+    enorm.after_epoch = balance
+    paper, default = network(), network()
+    as_in_paper = condition_(paper, batch, solver=CoordinateDescent(), normalization="paper", calibrate=False)
+    by_default = condition_(default, batch)
+    return [baseline, enorm, Run("PathCond as in the paper", paper, as_in_paper), Run("PathCond", default, by_default)]
+
+
+def train(runs: list[Run], x: Tensor, y: Tensor, *, learning_rate: float, epochs: int) -> Iterator[int]:
+    """SGD on all of them, the same batches for each; yields after every epoch."""
+    optimizers = [torch.optim.SGD(run.model.parameters(), lr=learning_rate) for run in runs]
+    order = torch.Generator().manual_seed(0)
+    for epoch in range(1, epochs + 1):
+        batches = torch.randperm(len(x), generator=order)[: len(x) // BATCH * BATCH].split(BATCH)  # all of one size
+        for run, optimizer in zip(runs, optimizers, strict=True):
+            run.model.train()
+            for rows in batches:
+                optimizer.zero_grad()
+                F.cross_entropy(run.model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            run.after_epoch()
+            run.model.eval()
+            with torch.no_grad():
+                logits = run.model(x)
+            run.accuracy.append(float((logits.argmax(1) == y).float().mean()))
+            run.loss.append(float(F.cross_entropy(logits, y)))
+        yield epoch
+
+
+def run(out: Path, epochs: int = 60) -> None:
+    """Train with live progress, print the table, write the page."""
+    from rich.console import Console
+
+    console, threads, start = Console(), torch.get_num_threads(), time.perf_counter()
+    x, y = digits()
+    console.print(f"{len(x):,} handwritten digits, MLP 64-256-256-256-10 with BatchNorm, SGD, batches of {BATCH}")
+    results: dict[float, list[Run]] = {}
+    torch.set_num_threads(1)  # such small matrices are quicker on one core
+    try:
+        for rate, share in LEARNING_RATES.items():
+            results[rate] = runs(x[:256])
+            with _bars(console) as progress:
+                _train_live(progress, results[rate], x, y, rate, max(1, round(share * epochs)))
+    finally:
+        torch.set_num_threads(threads)
+    report = results[1e-3][-1].report
+    assert report is not None
+    console.print(_table(results))
+    console.print(f"\nPathCond changed the outputs by {report.output_change_eval:.1e} in eval mode, "
+                  f"{report.output_change_train:.1e} in train mode, in {sum(report.seconds.values()):.2f} s.")  # fmt: skip
+    out.write_text(page(results, report), encoding="utf-8")
+    console.print(f"Page with the curves: {out} ({time.perf_counter() - start:.0f} s in all)")
+
+
+def _train_live(progress: Progress, runs: list[Run], x: Tensor, y: Tensor, rate: float, epochs: int) -> None:
+    bars = [progress.add_task(f"lr {rate:g}  {run.name}", total=epochs, accuracy="") for run in runs]
+    for epoch in train(runs, x, y, learning_rate=rate, epochs=epochs):
+        for bar, run in zip(bars, runs, strict=True):
+            progress.update(bar, completed=epoch, accuracy=f"{run.accuracy[-1]:.1%}{_reached(run, ' · 99 % at epoch ')}")
+
+
+def _bars(console: object) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = ("{task.description:<36}", BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[accuracy]}"))
+    return Progress(*columns, console=console)  # type: ignore[arg-type]
+
+
+def _reached(run: Run, before: str) -> str:
+    return f"{before}{run.epochs_to_target}" if run.epochs_to_target else ""
+
+
+def _table(results: dict[float, list[Run]]) -> object:
+    from rich.table import Table
+
+    table = Table("", *(f"lr {rate:g}" for rate in results), title=f"Epochs to {TARGET:.0%} training accuracy")
+    for row in _rows(results):
+        table.add_row(row["name"], *row["epochs"])
+    return table
+
+
+def _rows(results: dict[float, list[Run]]) -> list[dict]:
+    """One per method: its name and, per learning rate, the epochs it took."""
+    return [
+        {
+            "name": same[0].name,
+            "epochs": [str(run.epochs_to_target) if run.epochs_to_target else f"> {len(run.accuracy)}" for run in same],
+        }
+        for same in zip(*results.values(), strict=True)
+    ]
+
+
+def page(results: dict[float, list[Run]], report: Report) -> str:
+    """Curves and the report of the default conditioning, in one file."""
+    from markupsafe import Markup
+
+    from .report.charts import Series, lines
+    from .report.page import conditioning, rendered
+
+    curves = []
+    for rate, runs in results.items():
+        accuracy = [Series(run.name, [100 * a for a in run.accuracy]) for run in runs]
+        loss = [Series(run.name, [math.log10(max(value, 1e-12)) for value in run.loss]) for run in runs]
+        curves.append({
+            "rate": f"{rate:g}",
+            "accuracy": Markup(lines(accuracy, x_label="epoch", y_label="training accuracy, %", first=1)),
+            "loss": Markup(lines(loss, x_label="epoch", y_label="log10 of the training loss", first=1)),
+        })  # fmt: skip
+    rates = [f"{rate:g}" for rate in results]
+    values = conditioning(report)
+    return rendered("demo.html.jinja", title="PathCond on handwritten digits", curves=curves, rates=rates, rows=_rows(results),
+                    target=f"{TARGET:.0%}", **values)  # fmt: skip

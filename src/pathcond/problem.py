@@ -207,16 +207,15 @@ class Point:
         """∇F(u), (num_units,)."""
         return self.problem.num_parameters / self.energy * self.energy_gradient + self.problem.slope
 
-    @cached_property
-    def outward(self) -> Tensor:
-        """Units at a bound that −∇F points out of, (num_units,) bool."""
+    def outward(self, margin: float | Tensor = 1e-9) -> Tensor:
+        """Units within a margin of a bound that −∇F points out of, (num_units,) bool."""
         p, g = self.problem, self.gradient
-        return ((self.u >= p.upper) & (g < 0)) | ((self.u <= p.lower) & (g > 0))
+        return ((self.u >= p.upper - margin) & (g < 0)) | ((self.u <= p.lower + margin) & (g > 0))
 
-    @property
+    @cached_property
     def residual(self) -> float:
         """How far from optimal: the norm of ∇F over the units that may follow it, divided by p."""
-        return float(self.gradient.masked_fill(self.outward, 0.0).norm()) / self.problem.num_parameters
+        return float(self.gradient.masked_fill(self.outward(), 0.0).norm()) / self.problem.num_parameters
 
     def laplacian_diagonal(self) -> Tensor:
         """The diagonal of p/E · ∂²E/∂u², (num_units,), each unit's classes taken as independent: an upper estimate."""

@@ -5,8 +5,8 @@ problem of those alone (one unknown per layer or residual stream) is solved firs
 minimum in turn. After that the layers of a network look random to each other: Newton's method converges in a few steps, each a
 handful of conjugate-gradient steps with the layers' system and the diagonal as the preconditioner.
 
-Bounds on u are kept by projection: units at a bound that the gradient pushes outwards are held there (Bertsekas 1982), and the
-gradient norm that is reported leaves them out.
+Bounds on u are kept by projection: units close to a bound that the gradient pushes outwards go there and are held (Bertsekas
+1982), and the gradient norm that is reported leaves them out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from torch import Tensor
 
 from ..problem import Point, Problem
 from .layer_scales import LARGEST_STEP, LayerScales
-from .layers import Layer, in_layers
+from .layers import layers_of
 from .solution import Solution
 from .solver import Solver
+
+NEAR = 1e-3  # of a bound: closer than this a unit that would reach it goes there
+ROUNDING = 1e-8  # a gradient per parameter below which values of F may no longer tell better from worse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Exact(Solver):
         problem = problem.bounded(self.max_log_scale)
         origin = problem.at(problem.zero())
         has_parameters = origin.laplacian_diagonal() > 0  # units without any stay where they are
-        layers = LayerScales(problem, ~origin.outward & has_parameters)
+        layers = LayerScales(problem, ~origin.outward() & has_parameters)
         point, steps, accuracy = _start(origin, layers), 0, 0.01
         while True:
             residual = point.residual
@@ -55,10 +58,14 @@ class Exact(Solver):
             if steps == self.max_steps:
                 message = f"{steps} Newton steps left a gradient of {residual:.1e} per parameter: allow more, or set a bound"
                 break
-            free = ~point.outward & has_parameters
+            reach = point.gradient.abs() / point.laplacian_diagonal().clamp(min=1e-300)  # of a step along one coordinate
+            arriving = point.outward(reach.clamp(1e-9, NEAR))
+            free = ~arriving & has_parameters
             if not torch.equal(free, layers.free):
                 layers = LayerScales(problem, free)
-            direction = _newton_direction(point, layers, accuracy=max(accuracy, 0.3 * self.tolerance / residual))
+            ends = torch.where(point.gradient < 0, problem.upper, problem.lower)
+            snap = torch.where(arriving, ends - point.u, 0.0)
+            direction = snap + _newton_direction(point, layers, snap, max(accuracy, 0.3 * self.tolerance / residual))
             moved = _line_search(point, direction)
             if moved is None:
                 message = f"no step decreases F any further: the gradient of {residual:.1e} per parameter is rounding"
@@ -67,7 +74,7 @@ class Exact(Solver):
             accuracy = min(0.1, (point.residual / residual) ** 2)  # Eisenstat and Walker 1996
         return Solution(
             log_scales=point.u / 2, objective_before=origin.value, objective_after=point.value, gradient_norm=residual,
-            iterations=steps, converged=steps < self.max_steps, message=message,
+            iterations=steps, converged=residual <= max(self.tolerance, ROUNDING), message=message,
         )  # fmt: skip
 
 
@@ -81,15 +88,15 @@ def _start(origin: Point, layers: LayerScales) -> Point:
     if not torch.equal(u, layers.up(w)):
         energy = problem.at(u).energy
     v = problem.combination @ u
-    for layer in in_layers(problem):
-        if isinstance(layer, Layer):
+    for layer in layers_of(problem):
+        if layer is not None:
             energy = layer.minimise(problem, u, v, energy)
     point = problem.at(u)
     return point if point.value < origin.value else origin
 
 
-def _newton_direction(point: Point, layers: LayerScales, accuracy: float) -> Tensor:
-    """d with ∇²F d ≈ −∇F on the free units, by preconditioned conjugate gradients."""
+def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy: float) -> Tensor:
+    """d with ∇²F d ≈ −∇F on the free units once the others have moved by ``snap``, by preconditioned conjugate gradients."""
     diagonal, free = point.laplacian_diagonal(), layers.free
     inverse = torch.where((diagonal > 0) & free, 1 / diagonal, 0.0)
     solve = layers.solver(point)
@@ -97,8 +104,8 @@ def _newton_direction(point: Point, layers: LayerScales, accuracy: float) -> Ten
     def preconditioned(r: Tensor) -> Tensor:
         return inverse * r + layers.up(solve(layers.down(r)))
 
-    r = -point.gradient * free
-    d = torch.zeros_like(r)
+    right = -(point.gradient + point.hessian_product(snap) if bool(snap.any()) else point.gradient) * free
+    r, d = right, torch.zeros_like(right)
     z = preconditioned(r)
     q, rz, enough = z, float(r @ z), accuracy * float(r.norm())
     for _ in range(200):
@@ -113,7 +120,7 @@ def _newton_direction(point: Point, layers: LayerScales, accuracy: float) -> Ten
         z = preconditioned(r)
         rz, previous = float(r @ z), rz
         q = z + (rz / previous) * q
-    return d if bool(d.any()) else preconditioned(-point.gradient * free)
+    return d if bool(d.any()) else preconditioned(right)
 
 
 def _line_search(point: Point, direction: Tensor) -> Point | None:

@@ -83,7 +83,7 @@ class Layer:
             energy = max(energy + step, energy / 16)
             if abs(step) <= PRECISION * energy:
                 break
-        u[self.units] = v[self.classes] = x.log()
+        u[self.units] = v[self.classes] = x.log().clamp(problem.lower[self.units], problem.upper[self.units])
         return rest + gap
 
 
@@ -151,17 +151,23 @@ def _minimum(sums: dict[float, float], rest: float, slope: float, p: int, limits
 def in_layers(problem: Problem) -> Iterator[Layer | Unit]:
     """The units in order: whole layers where they are independent of each other, single units otherwise."""
     C = problem.combination
-    own = _own_classes(problem)
-    sides = _Sides(problem, own)
-    for group, units in enumerate(problem.groups):
-        classes = own[units]
-        if bool((classes >= 0).all()) and group not in sides.coupled:
-            yield Layer(units, classes, sides.incoming[group], sides.outgoing[group])
+    for units, layer in zip(problem.groups, layers_of(problem), strict=True):
+        if layer is not None:
+            yield layer
             continue
         for unit in units.tolist():
             exponents = torch.zeros(C.num_classes, dtype=torch.float64, device=C.units.device)
             exponents[C.classes[C.units == unit]] = C.coefficients[C.units == unit]
             yield Unit(unit, exponents)
+
+
+def layers_of(problem: Problem) -> Iterator[Layer | None]:
+    """Every group of units as a layer; None where its units are not independent of each other."""
+    own = _own_classes(problem)
+    sides = _Sides(problem, own)
+    for group, units in enumerate(problem.groups):
+        plain = bool((own[units] >= 0).all()) and group not in sides.coupled
+        yield Layer(units, own[units], sides.incoming[group], sides.outgoing[group]) if plain else None
 
 
 def _own_classes(problem: Problem) -> Tensor:
@@ -208,6 +214,8 @@ class _Sides:
 
     def _cut(self, ends: Tensor, others: Tensor, energy: Tensor, sign: int) -> None:
         sides = self.incoming if sign == 1 else self.outgoing
+        if not len(ends):
+            return
         layers, place = self.layer[ends], self.place[ends]
         present = layers.unique().tolist()
         if len(present) == 1:

@@ -1,0 +1,114 @@
+"""safetensors checkpoints in and out: every name accounted for, written all or nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .graph import canonical_names
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read into the model, or may not be written; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a file held besides the values: names in order, and its metadata."""
+
+    names: tuple[str, ...]
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Checkpoint:
+        """Names for a model that came without a file: one per tensor, in the order of its state_dict."""
+        first: dict[str, str] = {}
+        canonical = canonical_names(model)
+        for name in model.state_dict():
+            first.setdefault(canonical.get(name, name), name)
+        return cls(names=tuple(first.values()))
+
+
+def load_(model: nn.Module, path: Path) -> Checkpoint:
+    """Write a checkpoint's values into the model, which takes over its floating-point types.
+
+    Raises:
+        CheckpointError: The file cannot be read, or names and shapes do not fit the model; the model is unchanged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+    own, canonical = model.state_dict(keep_vars=True), canonical_names(model)
+    problems = [f"{name} is in the file but not in the model" for name in values if name not in own]
+    given = {canonical.get(name, name) for name in values}
+    problems += [f"{name} is in the model but not in the file" for name in own if canonical.get(name, name) not in given]
+    problems += [
+        f"{name} is {tuple(value.shape)} in the file and {tuple(own[name].shape)} in the model"
+        for name, value in values.items()
+        if name in own and own[name].shape != value.shape
+    ]
+    for name, value in values.items():
+        twin = values.get(canonical.get(name, name), value)
+        if twin is not value and not torch.equal(twin, value):
+            problems.append(f"{name} and {canonical[name]} are one tensor in the model and differ in the file")
+    if problems:
+        more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise CheckpointError(f"{path} does not fit {type(model).__name__}:\n  " + "\n  ".join(problems[:10]) + more)
+    with torch.no_grad():
+        for name, value in values.items():
+            if value.dtype.is_floating_point and own[name].dtype != value.dtype:
+                own[name].data = own[name].data.to(value.dtype)
+            own[name].copy_(value)
+    return Checkpoint(names=tuple(values), metadata=metadata)
+
+
+def save(model: nn.Module, path: Path, like: Checkpoint) -> None:
+    """Write the model's values under the names of a checkpoint; the file is there as a whole or not at all.
+
+    Raises:
+        CheckpointError: It could not be written; what was at the path before still is.
+    """
+    from safetensors.torch import save_file
+
+    own = model.state_dict()
+    values: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name in like.names:
+        value = own[name].detach().cpu()
+        shared = value.numel() > 0 and value.untyped_storage().data_ptr() in seen
+        values[name] = value.clone() if shared or not value.is_contiguous() else value
+        seen.add(value.untyped_storage().data_ptr())
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file({k: v.contiguous() for k, v in values.items()}, name, metadata={"format": "pt"} | like.metadata)
+        with open(name, "rb+") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)  # as any new file; temporary ones are private
+        os.replace(name, path)
+    except Exception as error:
+        raise CheckpointError(f"{path} could not be written: {error}") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def refuse_to_overwrite(path: Path, force: bool) -> None:
+    """Raise before any work is done if the path cannot or may not be written."""
+    if not path.parent.is_dir():
+        raise CheckpointError(f"There is no folder {path.parent}.")
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder: name a file.")
+    if path.exists() and not force:
+        raise CheckpointError(f"{path} exists: choose another name, or --force to replace it.")

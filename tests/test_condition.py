@@ -1,0 +1,311 @@
+"""``condition_``: the whole story, its report and its refusals."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import re
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+import pathcond
+from pathcond import CoordinateDescent, ENorm, RescalingError, condition_, diag_g, reference
+from pathcond.condition import prepare
+from pathcond.experiments.architectures import mlp
+from pathcond.outputs import output_change
+from pathcond.problem import Problem
+from pathcond.reference import enumerate_paths
+
+from .cases import CASES, make
+from .test_reference import built, generators, parameter_vector
+from .zoo import NORMALIZATIONS, outputs
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, normalization: str) -> None:
+    """Statistics are frozen: ``make`` leaves BatchNorms that have tracked batches."""
+    model, inputs = make(name)
+    before = [outputs(model, inputs, training=training) for training in (False, True)]
+    first = condition_(model, inputs, normalization=normalization)
+    after = [outputs(model, inputs, training=training) for training in (False, True)]
+    assert output_change(before[0], after[0]) < 1e-9
+    if normalization != "paper":
+        assert output_change(before[1], after[1]) <= 1e-2
+    assert first.objective_after <= first.objective_before
+    second = condition_(model, inputs, normalization=normalization)
+    if first.num_units:
+        symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
+        assert float((symmetry.combination @ second.log_scales).abs().max()) < 1e-5 or _at_bounds(symmetry, model)
+
+
+def _at_bounds(symmetry: pathcond.Symmetry, model: nn.Module) -> bool:
+    """Whether ε bounds some unit so closely that the next box differs from this one."""
+    lower, upper = symmetry.log_scale_bounds(model, share=1e-2)
+    return bool((lower > -1).any() or (upper < 1).any())
+
+
+@pytest.mark.parametrize("normalization", ["absorb", "full"])
+def test_scales_in_front_of_a_norm_go_as_far_as_train_outputs_allow(normalization: str) -> None:
+    """With ε = 0.1 the optimum would change the train output by far more than 1 %: the box tightens until it does not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30, eps=0.1), nn.ReLU(), nn.Linear(30, 30),
+                          nn.BatchNorm1d(30, eps=0.1), nn.ReLU(), nn.Linear(30, 5)).double()  # fmt: skip
+    x = torch.randn(64, 20).double()
+    free = copy.deepcopy(model)
+    symmetry = pathcond.find_symmetry(free, x, normalization=normalization)
+    unbounded = pathcond.solve(symmetry, diag_g(free, x))
+    assert pathcond.rescale_(free, symmetry, unbounded.log_scales.clamp(min=-1)).output_change_train > 1e-2
+    report = condition_(model, x, normalization=normalization)
+    assert report.output_change_eval < 1e-9
+    assert report.output_change_train <= 1e-2
+    assert float(report.log_scales.abs().max()) > 1e-4
+    strict = condition_(mlp((8,), inputs=4, batch_norm=True).double(), torch.randn(32, 4).double(), train_tolerance=1e-7)
+    assert strict.output_change_train <= 1e-7
+
+
+def test_a_train_change_that_cannot_be_had_is_refused_and_nothing_changes() -> None:
+    model, x = make("batch_norm_mlp")
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(RescalingError, match="train_tolerance"):
+        condition_(model, x, train_tolerance=-1.0)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_the_divergence_decreases_and_stays_near_its_own_optimum(record_property: pytest.RecordProperty) -> None:
+    """D₊ from the full G of enumerated paths: F is its surrogate, so its optimum lowers D₊ without reaching the least."""
+    shares = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model, x = built("mlp")
+        theta, K = parameter_vector(model), generators(model, x)
+        J = enumerate_paths(model, x).jacobian(theta)
+        g = J.square().sum(0)
+        symmetry = pathcond.find_symmetry(model, x)
+        solution = pathcond.solve(symmetry, diag_g(model, x))
+        factors = symmetry.factors(solution.log_scales)
+        moves = torch.cat([factors[name].log().reshape(-1) for name, _ in model.named_parameters()])
+        u = 2 * torch.linalg.lstsq(K, moves[:, None]).solution[:, 0]
+        torch.testing.assert_close(K @ u / 2, moves, atol=1e-9, rtol=0)  # an admissible rescaling of the reference, too
+
+        value = partial(reference.rescaled_divergence, K, theta, g)
+        start, reached = value(torch.zeros(6).double()), value(u)
+        least = minimize(lambda u: value(torch.as_tensor(u)), u.numpy(), method="L-BFGS-B").fun  # noqa: B023
+        assert reached < start
+        shares.append((reached - least) / (start - least))
+    record_property("share of the decrease of D₊ that is left", shares)
+    assert sorted(shares)[10] < 0.2
+
+
+def test_a_general_optimiser_finds_no_better_rescaling() -> None:
+    """Adam on log-scales, F computed from diag(G) of the rescaled model itself: nothing of ours but ``rescale_``."""
+    model, x = make("resnet")
+    symmetry = pathcond.find_symmetry(model, x, normalization="full")
+    solution = pathcond.solve(symmetry, diag_g(model, x))
+
+    def criterion(t: torch.Tensor) -> float:
+        moved = copy.deepcopy(model)
+        pathcond.rescale_(moved, symmetry, t, verify=False)
+        g = torch.cat([v.flatten() for v in diag_g(moved, x).values()])
+        factors = symmetry.factors(t)
+        shift = sum(float(factors[name].log().sum()) for name, _ in model.named_parameters())
+        return len(g) * float(g.sum().log()) + 2 * shift
+
+    least = criterion(solution.log_scales)
+    assert least == pytest.approx(solution.objective_after, rel=1e-9)
+    for step in (1e-2, 1e-1, 0.5):
+        for _ in range(5):
+            trial = solution.log_scales + step * torch.randn(symmetry.num_units, dtype=torch.float64)
+            assert criterion(trial) > least
+
+
+def test_units_that_nothing_reaches_and_models_without_units_are_left_alone() -> None:
+    smooth = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    state = copy.deepcopy(smooth.state_dict())
+    report = condition_(smooth, torch.randn(5, 3))
+    assert report.num_units == 0
+    assert "nothing can be rescaled" in str(report)
+    assert all(torch.equal(value, state[name]) for name, value in smooth.state_dict().items())
+    approximate = condition_(smooth, torch.randn(5, 3), approximate=True)
+    assert approximate.num_units == 4
+    assert float(approximate.log_scales.abs().max()) <= 2.5
+    assert approximate.output_change_eval > 0
+
+
+def test_the_papers_computation_for_gelu_is_bounded() -> None:
+    """sec. gelu: |u| ≤ 5, by default with approximate=True."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-4)
+    report = condition_(model, torch.randn(5, 3), approximate=True, solver=CoordinateDescent())
+    assert float(report.log_scales.abs().max()) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_types_and_power_of_two_factors(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = mlp((32, 32), inputs=16).to(dtype), torch.randn(8, 16, dtype=dtype)
+    before = model(x)
+    report = condition_(model, x, round_to_power_of_two=None if dtype == torch.bfloat16 else True)
+    assert report.rounded
+    assert torch.equal(model(x), before)  # bit for bit
+
+
+def test_prepared_models_are_captured_once() -> None:
+    model, x = make("batch_norm_mlp")
+    other = copy.deepcopy(model)
+    prepared = prepare(model, x, normalization="full")
+    torch.testing.assert_close(condition_(model, prepared, normalization="full").log_scales,
+                               condition_(other, x, normalization="full").log_scales)  # fmt: skip
+    with pytest.raises(ValueError, match="prepared with 'full'"):
+        condition_(model, prepared)
+
+
+def test_optimizer_state_moves_along() -> None:
+    model, x = make("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(x).square().sum().backward()
+    optimizer.step()
+    weight, momentum = model[0].weight.detach().clone(), optimizer.state[model[0].weight]["momentum_buffer"].clone()
+    condition_(model, x, optimizer=optimizer)
+    factor = model[0].weight.detach() / weight
+    torch.testing.assert_close(optimizer.state[model[0].weight]["momentum_buffer"], momentum / factor)
+
+
+def test_the_stages_are_told_as_they_begin() -> None:
+    model, x = make("mlp")
+    heard: list[str] = []
+    report = condition_(model, x, progress=heard.append)
+    assert heard == ["symmetry", "energy", "solve", "rescale"] == list(report.seconds)
+
+
+class Tags(HTMLParser):
+    """Checks that tags close, and collects the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        if tag not in ("meta", "line", "rect", "polyline", "polygon", "br", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("rect", "polyline", "polygon", "line"):
+            return
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+class TestReport:
+    @pytest.fixture
+    def report(self) -> pathcond.Report:
+        model, x = make("resnet")
+        return condition_(model, x)
+
+    def test_in_the_terminal(self, report: pathcond.Report) -> None:
+        text = str(report)
+        for part in ("criterion", "diag G", "outputs", "seconds", "Pinned", "log λ", 'normalization="absorb"'):
+            assert part in text
+        assert max(len(line) for line in text.splitlines()) < 160
+
+    def test_as_data(self, report: pathcond.Report) -> None:
+        data = json.loads(json.dumps(report.to_dict()))
+        assert data["num_units"] == len(data["log_scales"]) == sum(row["units"] for row in data["layers"])
+        assert data["objective_after"] < data["objective_before"]
+        assert data["seconds"].keys() == {"symmetry", "energy", "solve", "rescale"}
+        assert data["pinned"][0].keys() >= {"reason", "operation", "module", "line"}
+
+    def test_as_a_page(self, report: pathcond.Report, tmp_path: Path) -> None:
+        path = report.to_html(tmp_path / "report.html")
+        page = path.read_text(encoding="utf-8")
+        assert not re.search(r"(src|href)=|<script|url\(|@import", page), "the page must load nothing"
+        tags = Tags()
+        tags.feed(page)
+        assert not tags.open
+        for part in ("Log-scales by layer", "diag(G), before and after", "Pinned", "Seconds", "eval mode", "train mode"):
+            assert part in tags.text
+        for group in report.groups:
+            assert group.name in tags.text
+
+    def test_names_are_escaped(self, tmp_path: Path) -> None:
+        class Odd(nn.Sequential):
+            pass
+
+        Odd.__name__ = "<b>Odd</b>"
+        model = Odd()
+        model.add_module("<i>", nn.Linear(2, 3))
+        model.add_module("relu", nn.ReLU())
+        model.add_module("out", nn.Linear(3, 1))
+        page = condition_(model, torch.randn(4, 2)).to_html(tmp_path / "odd.html").read_text(encoding="utf-8")
+        assert "<b>Odd" not in page
+        assert "<i>" not in page
+        assert "&lt;b&gt;Odd" in page
+
+    def test_the_diagonal_after_is_that_of_the_rescaled_model(self) -> None:
+        model, x = make("densenet")
+        report = condition_(model, x, normalization="paper")
+        g = diag_g(model, x)
+        for sample in report.diagonal:
+            expected = g[sample.name].flatten()
+            torch.testing.assert_close(sample.after, expected[expected > 0].log10(), rtol=0, atol=1e-9)
+
+    def test_the_share_of_zeros(self) -> None:
+        model, x = make("resnet")
+        with torch.no_grad():
+            model[4].bn2.weight.zero_()
+        g = diag_g(model, x)
+        zeros = sum(int((v == 0).sum()) for v in g.values()) / sum(v.numel() for v in g.values())
+        report = condition_(model, x)
+        assert report.zero_share == pytest.approx(zeros)
+        assert "have g = 0" in str(report)
+
+
+def test_enorm_through_condition(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = make("batch_norm_mlp")
+    with caplog.at_level(logging.ERROR, logger="pathcond"):
+        report = condition_(model, x, solver=ENorm(cycles=None), normalization="paper")
+    assert report.objective_after <= report.objective_before
+    assert report.output_change_eval < 1e-9
+
+
+def test_a_bound_is_checked() -> None:
+    model, x = make("mlp")
+    assert float(condition_(model, x, max_log_scale=0.01).log_scales.abs().max()) <= 0.01
+    for bad in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="must be positive"):
+            condition_(model, x, max_log_scale=bad)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_cuda_finds_the_same_scales(name: str) -> None:
+    model, inputs = make(name)
+    there = torch.utils._pytree.tree_map(lambda x: x.cuda() if isinstance(x, torch.Tensor) else x, inputs)
+    on_gpu = condition_(copy.deepcopy(model).cuda(), there, normalization="full")
+    on_cpu = condition_(model, inputs, normalization="full")
+    torch.testing.assert_close(on_gpu.log_scales.cpu(), on_cpu.log_scales, rtol=0, atol=1e-5)
+
+
+def test_the_gradient_of_a_bounded_problem_leaves_out_what_is_held() -> None:
+    model, x = make("mlp")
+    symmetry, g = pathcond.find_symmetry(model, x), diag_g(model, x)
+    zero = torch.zeros(symmetry.num_units, dtype=torch.float64)
+    point = Problem.of(symmetry, g, (zero, zero)).at(zero)
+    assert point.residual == 0.0
+    assert float(point.gradient.norm()) > 0
