@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import pathcond
 from pathcond.rules import RULES
 from pathcond.rules.document import page
@@ -17,23 +19,22 @@ def test_supported_operations_are_up_to_date() -> None:
     assert (ROOT / "docs" / "supported-operations.md").read_text() == page()
 
 
-def test_the_quick_start_runs_and_prints_what_it_says() -> None:
+def test_the_quick_start_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    shown = re.search(r"```\n(Symmetry of Sequential.*?)```", README, re.S)
-    sentence = re.search(r"```\n(Rescaling will do.*?)```", README, re.S)
-    assert shown is not None
-    assert sentence is not None
+    shown = re.findall(r"```\n((?:Sequential conditioned|Symmetry of|Rescaling will do).*?)```", README, re.S)
+    assert len(shown) == 3
     scope: dict = {}
     exec("\n".join(blocks), scope)
-    assert str(scope["symmetry"]) == shown[1].rstrip()
-    regime = str(pathcond.theory.regime(scope["model"], scope["batch"]))
-    assert _without_figures(regime) == _without_figures(" ".join(sentence[1].split()))
+    printed = _without_figures(capsys.readouterr().out)
+    for text in shown:
+        assert _without_figures(text) in printed
     assert scope["symmetry"].num_units == 400
     assert scope["result"].output_change_eval < 1e-4
 
 
 def _without_figures(text: str) -> str:
-    return re.sub(r"\d+\.\d+", "0.0", text)
+    """Words only: figures, bars and line breaks vary with the machine."""
+    return " ".join(re.sub(r"[-+]?\d[\d.,]*(e[-+]\d+)?|[▁▂▃▄▅▆▇█]+", "#", text).replace("# #", "#").split()).replace("# #", "#")
 
 
 def test_the_table_of_models_covers_the_collection() -> None:
