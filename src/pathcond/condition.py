@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,17 +112,22 @@ def condition_(
         symmetry = prepared.symmetry
     with stages("energy"):
         g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
-    for share in EPSILON_SHARES if verify else [SAFE_EPSILON_SHARE]:
+    for share in EPSILON_SHARES if verify else (SAFE_EPSILON_SHARE,):
         with stages("solve"):
             bounds = _bounds(symmetry, model, share, max_log_scale)
             solution = solve(symmetry, g, solver=solver, model=model, bounds=bounds)
-        with stages("rescale"), suppress(TrainChangeError) if share > EPSILON_SHARES[-1] else nullcontext():
-            rescaling = rescale_(
-                model, symmetry, solution.log_scales, optimizer=optimizer, optimizer_state=optimizer_state, verify=verify,
-                round_to_power_of_two=round_to_power_of_two, tolerance=math.inf if approximate and tolerance is None else tolerance,
-                train_tolerance=None if approximate or normalization == "paper" else train_tolerance,
-            )  # fmt: skip
+        try:
+            with stages("rescale"):
+                rescaling = rescale_(
+                    model, symmetry, solution.log_scales, optimizer=optimizer, optimizer_state=optimizer_state, verify=verify,
+                    round_to_power_of_two=round_to_power_of_two,
+                    tolerance=math.inf if approximate and tolerance is None else tolerance,
+                    train_tolerance=None if approximate or normalization == "paper" else train_tolerance,
+                )  # fmt: skip
             break
+        except TrainChangeError:
+            if share == EPSILON_SHARES[-1]:
+                raise
     return _report(symmetry, g, solver, solution, rescaling, stages.seconds)
 
 
@@ -158,5 +163,7 @@ class _Stages:
     def __call__(self, stage: str) -> Iterator[None]:
         self.progress(stage)
         start = time.perf_counter()
-        yield
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

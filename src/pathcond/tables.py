@@ -10,7 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .report import Report
-    from .symmetry import Pinned, Symmetry
+    from .symmetry import Pinned, Symmetry, UnitGroup
 
 MAX_ROWS = 40
 MAX_NAMES = 2
@@ -26,15 +26,7 @@ def symmetry_table(symmetry: Symmetry) -> str:
     rows = [("units", "made by", "multiplied by λ", "divided by λ")]
     for group in symmetry.groups[:MAX_ROWS]:
         rows.append((f"{len(group.units):,}", group.name or "(model)", _names(group.multiplied), _names(group.divided)))
-    parts = [head, ""]
-    parts += _aligned(rows) if symmetry.groups else ["  nothing can be rescaled"]
-    if len(symmetry.groups) > MAX_ROWS:
-        rest = symmetry.groups[MAX_ROWS:]
-        parts.append(f"  … and {len(rest)} more groups with {sum(len(g.units) for g in rest):,} units")
-    if symmetry.pinned:
-        parts += ["", "Pinned (scale 1):"]
-        parts += [f"  {line}" for line in pinned_lines(symmetry.pinned)]
-    return "\n".join(parts)
+    return "\n".join([head, "", *_body(rows, symmetry.groups, symmetry.pinned)])
 
 
 def paths_table(log10_paths: float, path_norm: float, off_path: dict[str, str], regime: str) -> str:
@@ -71,14 +63,18 @@ def report_table(report: Report) -> str:
     for group, row in list(zip(report.groups, report.layers(), strict=True))[:MAX_ROWS]:
         scales = " … ".join(f"{round(row[key], 2) + 0.0:+.2f}" for key in ("least", "median", "greatest"))
         rows.append((f"{row['units']:,}", row["name"], scales, sparkline(report.log_scales[list(group.units)])))
-    parts += _aligned(rows) if report.groups else ["  nothing can be rescaled: the model is as it was"]
-    if len(report.groups) > MAX_ROWS:
-        rest = report.groups[MAX_ROWS:]
+    return "\n".join(parts + _body(rows, report.groups, report.pinned))
+
+
+def _body(rows: Sequence[tuple[str, str, str, str]], groups: Sequence[UnitGroup], pinned: Sequence[Pinned]) -> list[str]:
+    """One line per group, how many more there are, and what is pinned."""
+    parts = _aligned(rows) if groups else ["  nothing can be rescaled"]
+    if len(groups) > MAX_ROWS:
+        rest = groups[MAX_ROWS:]
         parts.append(f"  … and {len(rest)} more groups with {sum(len(g.units) for g in rest):,} units")
-    if report.pinned:
-        parts += ["", "Pinned (scale 1):"]
-        parts += [f"  {line}" for line in pinned_lines(report.pinned)]
-    return "\n".join(parts)
+    if pinned:
+        parts += ["", "Pinned (scale 1):", *(f"  {line}" for line in pinned_lines(pinned))]
+    return parts
 
 
 def sparkline(values: Tensor, bins: int = 16) -> str:
