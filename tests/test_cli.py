@@ -285,6 +285,56 @@ def smooth():
         assert code in (3, 4)
         assert not (tmp_path / "o.safetensors").exists()
 
+    def test_settings_and_names_that_collide(self, target: str, tmp_path: Path) -> None:
+        out = tmp_path / "o.safetensors"
+        assert self.run(f"{target}:net", "--out", out, "--max-log-scale", 0)[0] == 2
+        code, _, err = self.run(f"{target}:net", "--out", out, "--report", out)
+        assert code == 2
+        assert "same file" in err
+        assert self.run(f"{target}:net", "--out", out, "--device", "meta")[0] == 2
+        assert self.run(f"{target}:net", "--out", tmp_path / ("x" * 300))[0] == 2
+        assert not out.exists()
+
+    def test_a_link_is_written_through(self, target: str, tmp_path: Path) -> None:
+        real, link = tmp_path / "real.safetensors", tmp_path / "link.safetensors"
+        link.symlink_to(real)
+        assert self.run(f"{target}:net", "--out", link)[0] == 2  # a link that leads nowhere is there all the same
+        assert self.run(f"{target}:net", "--out", link, "--force")[0] == 0
+        assert link.is_symlink()
+        assert "0.weight" in load_file(real)
+
+    def test_what_modules_keep_besides_tensors(self, target: str, tmp_path: Path) -> None:
+        Path(target).write_text(
+            self.TARGETS
+            + """
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"note": 1}
+    def set_extra_state(self, state):
+        pass
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.register_buffer("shift", torch.zeros(8), persistent=False)
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * (1 + self.shift))
+
+def extra():
+    return nn.Sequential(Extra(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(16, 3)
+
+def half():
+    return Half(), torch.randn(16, 3)
+"""
+        )
+        assert self.run(f"{target}:extra", "--out", tmp_path / "e.safetensors")[0] == 0
+        model = load_target(f"{target}:half")[0].half()
+        save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "in.safetensors")
+        code, _, err = self.run(f"{target}:half", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "h.safetensors")
+        assert code == 0, err
+        assert load_file(tmp_path / "h.safetensors")["a.weight"].dtype == torch.float16
+
     def test_wrong_devices_and_folders(self, target: str, tmp_path: Path) -> None:
         assert self.run(f"{target}:net", "--out", tmp_path / "no" / "o.safetensors")[0] == 2
         assert self.run(f"{target}:net", "--out", tmp_path)[0] == 2

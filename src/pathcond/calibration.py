@@ -8,8 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from .graph import as_call, replaced, untouched
+
+ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((F.batch_norm, F.instance_norm), ("input", "running_mean", "running_var")),
+    **dict.fromkeys((torch.batch_norm, torch.instance_norm), ("input", "weight", "bias", "running_mean", "running_var")),
+}
 
 
 class _VarianceRecorder(TorchFunctionMode):
@@ -21,9 +27,9 @@ class _VarianceRecorder(TorchFunctionMode):
         self.variances: dict[str, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.batch_norm, F.instance_norm):
-            options = dict(zip(("input", "running_mean", "running_var"), args, strict=False)) | (kwargs or {})
-            name = self.names.get(id(options["running_var"]))
+        if func in ARGUMENTS:
+            options = dict(zip(ARGUMENTS[func], args, strict=False)) | (kwargs or {})
+            name = self.names.get(id(options.get("running_var")))
             if name is not None:
                 x = options["input"].detach().double()
                 variance = x.var([axis for axis in range(x.dim()) if axis != 1], correction=0).cpu()
@@ -37,7 +43,7 @@ def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
     Returns:
         {name of the running variance: (channels,) float64}; the smallest one where a norm is used twice.
     """
-    args, kwargs = as_call(example_inputs)
+    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, as_call(example_inputs))  # for in-place ops
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     recorder = _VarianceRecorder({id(buffer): name for name, buffer in buffers.items()})
     with untouched(model, training=True), replaced(model, buffers), torch.no_grad(), recorder:

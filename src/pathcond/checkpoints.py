@@ -29,7 +29,7 @@ class Checkpoint:
         """Names for a model that came without a file: one per tensor, in the order of its state_dict."""
         first: dict[str, str] = {}
         canonical = canonical_names(model)
-        for name in model.state_dict():
+        for name in _tensors(model):
             first.setdefault(canonical.get(name, name), name)
         return cls(names=tuple(first.values()))
 
@@ -48,7 +48,7 @@ def load_(model: nn.Module, path: Path) -> Checkpoint:
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-    own, canonical = model.state_dict(keep_vars=True), canonical_names(model)
+    own, canonical = _tensors(model), canonical_names(model)
     problems = [f"{name} is in the file but not in the model" for name in values if name not in own]
     given = {canonical.get(name, name) for name in values}
     problems += [f"{name} is in the model but not in the file" for name in own if canonical.get(name, name) not in given]
@@ -57,13 +57,19 @@ def load_(model: nn.Module, path: Path) -> Checkpoint:
         for name, value in values.items()
         if name in own and own[name].shape != value.shape
     ]
+    first: dict[str, tuple[str, Tensor]] = {}
     for name, value in values.items():
-        twin = values.get(canonical.get(name, name), value)
-        if twin is not value and not torch.equal(twin, value):
-            problems.append(f"{name} and {canonical[name]} are one tensor in the model and differ in the file")
+        twin, known = first.setdefault(canonical.get(name, name), (name, value))
+        if known is not value and not torch.equal(known, value):
+            problems.append(f"{twin} and {name} are one tensor in the model and differ in the file")
+        if name in own and own[name].dtype.is_floating_point != value.dtype.is_floating_point:
+            problems.append(f"{name} is {value.dtype} in the file and {own[name].dtype} in the model")
     if problems:
         more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise CheckpointError(f"{path} does not fit {type(model).__name__}:\n  " + "\n  ".join(problems[:10]) + more)
+    types = {value.dtype for value in values.values() if value.dtype.is_floating_point}
+    if len(types) == 1:
+        model.to(types.pop())  # what the file does not hold, too
     with torch.no_grad():
         for name, value in values.items():
             if value.dtype.is_floating_point and own[name].dtype != value.dtype:
@@ -80,7 +86,7 @@ def save(model: nn.Module, path: Path, like: Checkpoint) -> None:
     """
     from safetensors.torch import save_file
 
-    own = model.state_dict()
+    own, path = _tensors(model), Path(os.path.realpath(path))  # the file behind a link, not the link
     values: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name in like.names:
@@ -88,9 +94,10 @@ def save(model: nn.Module, path: Path, like: Checkpoint) -> None:
         shared = value.numel() > 0 and value.untyped_storage().data_ptr() in seen
         values[name] = value.clone() if shared or not value.is_contiguous() else value
         seen.add(value.untyped_storage().data_ptr())
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    name = ""
     try:
+        handle, name = tempfile.mkstemp(prefix=".pathcond.", dir=path.parent)
+        os.close(handle)
         save_file({k: v.contiguous() for k, v in values.items()}, name, metadata={"format": "pt"} | like.metadata)
         with open(name, "rb+") as file:
             os.fsync(file.fileno())
@@ -101,7 +108,13 @@ def save(model: nn.Module, path: Path, like: Checkpoint) -> None:
     except Exception as error:
         raise CheckpointError(f"{path} could not be written: {error}") from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        if name:
+            Path(name).unlink(missing_ok=True)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state_dict without what modules keep in it besides tensors."""
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def refuse_to_overwrite(path: Path, force: bool) -> None:
@@ -110,5 +123,5 @@ def refuse_to_overwrite(path: Path, force: bool) -> None:
         raise CheckpointError(f"There is no folder {path.parent}.")
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder: name a file.")
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:
         raise CheckpointError(f"{path} exists: choose another name, or --force to replace it.")

@@ -75,12 +75,12 @@ def _exit_codes() -> Iterator[None]:
     problem: Exception
     try:
         yield
-    except (TargetError, CheckpointError, ImportError) as error:
-        code, problem = WRONG_USAGE, error
     except (UnsupportedModelError, EnergyRangeError) as error:
         code, problem = UNSUPPORTED, error
     except RescalingError as error:
         code, problem = REFUSED, error
+    except (ValueError, ImportError, OSError) as error:  # targets, files and settings
+        code, problem = WRONG_USAGE, error
     else:
         return
     typer.echo(f"Error: {problem}", err=True)
@@ -131,18 +131,20 @@ def condition(
     with _exit_codes():
         for path in (out, *([report] if report else [])):
             refuse_to_overwrite(path, force)
+        if report and report.resolve() == out.resolve():
+            raise CheckpointError(f"--out and --report are the same file, {out}: name two.")
         model, inputs = load_target(target, parse_shape(input) if input else None)
         like = load_(model, checkpoint) if checkpoint else Checkpoint.of(model)
         model, inputs = _moved(model, inputs, device)
         with _progress() as progress:
             done = condition_(
                 model, inputs, solver=SOLVERS[solver], normalization=normalization.value, approximate=approximate,
-                max_log_scale=max_log_scale or None, calibrate=calibrate, progress=progress,
+                max_log_scale=max_log_scale, calibrate=calibrate, progress=progress,
             )  # fmt: skip
-        if done.num_units:
-            save(model, out, like)
         if report:
             done.to_html(report)
+        if done.num_units:
+            save(model, out, like)
     typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
     if not done.num_units:
         typer.echo(f"Nothing can be rescaled: {out} was not written.", err=True)
@@ -153,6 +155,8 @@ def condition(
 def _moved(model: nn.Module, inputs: Any, device: str) -> tuple[nn.Module, Any]:
     """Model and inputs on the device, floating-point inputs in the model's type."""
     try:
+        if torch.device(device).type == "meta":
+            raise TargetError("The meta device has no weights to rescale.")
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise TargetError(f"The device {device!r} cannot be used: {error}") from error

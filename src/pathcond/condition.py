@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from .errors import TrainChangeError
 from .lifting import Sample, capture_sample, diag_g
-from .report import Report, diagonal_sample
-from .rescale import Rescaling, rescale_
-from .solvers import DEFAULT, Solution, Solver, solve
+from .report import DiagonalSample, Report, diagonal_sample
+from .rescale import Rescaling, is_low_precision, rescale_
+from .solvers import DEFAULT, Solution, Solver
+from .solvers.rounding import to_powers_of_two
 from .symmetry import SAFE_EPSILON_SHARE, Normalization, Symmetry, find_symmetry
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
@@ -106,6 +107,9 @@ def condition_(
     >>> bool(pathcond.condition_(model, x).log_scales.abs().max() < 1e-6)  # conditioning twice does nothing
     True
     """
+    if not isinstance(solver, Solver):
+        raise TypeError(f"solver must be Exact(), CoordinateDescent() or ENorm(), not {solver!r}")
+    rounded = is_low_precision(model) if round_to_power_of_two is None else round_to_power_of_two
     stages = _Stages(progress)
     with stages("symmetry"):
         prepared = prepare(model, example_inputs, normalization=normalization, approximate=approximate)
@@ -114,13 +118,13 @@ def condition_(
         g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
     for share in EPSILON_SHARES if verify else (SAFE_EPSILON_SHARE,):
         with stages("solve"):
-            bounds = _bounds(symmetry, model, share, max_log_scale)
-            solution = solve(symmetry, g, solver=solver, model=model, bounds=bounds)
+            solution = _solution(symmetry, g, solver, model, _bounds(symmetry, model, share, max_log_scale), rounded)
+            diagonal = diagonal_sample(symmetry, g, solution.log_scales)
         try:
             with stages("rescale"):
                 rescaling = rescale_(
                     model, symmetry, solution.log_scales, optimizer=optimizer, optimizer_state=optimizer_state, verify=verify,
-                    round_to_power_of_two=round_to_power_of_two,
+                    round_to_power_of_two=rounded,
                     tolerance=math.inf if approximate and tolerance is None else tolerance,
                     train_tolerance=None if approximate or normalization == "paper" else train_tolerance,
                 )  # fmt: skip
@@ -128,7 +132,20 @@ def condition_(
         except TrainChangeError:
             if share == EPSILON_SHARES[-1]:
                 raise
-    return _report(symmetry, g, solver, solution, rescaling, stages.seconds)
+    return _report(symmetry, diagonal, solver, solution, rescaling, stages.seconds)
+
+
+def _solution(
+    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, model: nn.Module, bounds: tuple[Tensor, Tensor], rounded: bool
+) -> Solution:
+    """What to apply: the solver's answer, in powers of two if asked for, or nothing where nothing can be found."""
+    if not symmetry.num_units:
+        return Solution.nothing(0, "nothing can be rescaled")
+    if not any(bool(values.any()) for values in g.values()):
+        return Solution.nothing(symmetry.num_units, "no trainable parameter lies on a path (diag G is zero): nothing to condition")
+    problem = solver.problem(symmetry, g, model, bounds)
+    solution = solver.solve(problem)
+    return to_powers_of_two(solution, solver, problem, bounds) if rounded else solution
 
 
 def _bounds(symmetry: Symmetry, model: nn.Module, share: float, max_log_scale: float | None) -> tuple[Tensor, Tensor]:
@@ -142,12 +159,17 @@ def _bounds(symmetry: Symmetry, model: nn.Module, share: float, max_log_scale: f
 
 
 def _report(
-    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, solution: Solution, rescaling: Rescaling, seconds: dict[str, float]
+    symmetry: Symmetry,
+    diagonal: tuple[DiagonalSample, ...],
+    solver: Solver,
+    solution: Solution,
+    rescaling: Rescaling,
+    seconds: dict[str, float],
 ) -> Report:
     return Report(
         model_name=symmetry.model_name, normalization=symmetry.normalization, approximate=symmetry.approximate, solver=repr(solver),
         solution=solution, groups=symmetry.groups, pinned=symmetry.pinned,
-        diagonal=diagonal_sample(symmetry, g, solution.log_scales), output_change_eval=rescaling.output_change_eval,
+        diagonal=diagonal, output_change_eval=rescaling.output_change_eval,
         output_change_train=rescaling.output_change_train,
         rounded=rescaling.rounded, seconds=seconds,
     )  # fmt: skip

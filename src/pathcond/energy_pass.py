@@ -64,6 +64,7 @@ class EnergyPass(Energies):
     graph: Graph = None  # type: ignore[assignment]
     edges: Callable[[str], Tensor] = None  # type: ignore[assignment]
     parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
     inputs: Sequence[Sequence[Any]] = ()
     fresh: frozenset[str] = frozenset()
     measure_all: bool = False
@@ -121,8 +122,9 @@ class EnergyPass(Energies):
             if node.dtype.is_floating_point:
                 return PathSum(torch.ones(node.shape, dtype=torch.float64, device=self.device))
             return Frozen(node)
-        assert node.value is not None
-        real = self.reals[node] = self._per_sample(node, _as_double(node.value.detach(), self.device))
+        value = self.buffers.get(node.name, node.value) if node.op == "buffer" else node.value
+        assert value is not None
+        real = self.reals[node] = self._per_sample(node, _as_double(value.detach(), self.device))
         return Known(real.values[0] if isinstance(real, Samples) else real)
 
     def _parameter(self, node: Node) -> Tensor:

@@ -256,8 +256,8 @@ class _Walk:
 
         walk = EnergyPass(
             p=p, approximate=self.approximate, calibrate=self.calibrate and not count, device=self.device,
-            graph=self.sample.graph, edges=edges, parameters=self.parameters, inputs=self.sample.inputs,
-            fresh=_fresh_statistics(self.model), watch=watch,
+            graph=self.sample.graph, edges=edges, parameters=self.parameters, buffers=dict(self.model.named_buffers()),
+            inputs=self.sample.inputs, fresh=_fresh_statistics(self.model), watch=watch,
             normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
         )  # fmt: skip
         with untouched(self.model, training=False), torch.inference_mode(False), torch.set_grad_enabled(received is not None):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .errors import RescalingError
 from .factor import Factor
+from .memory import is_writable
 
 POWERS = {
     "momentum_buffer": -1,
@@ -62,13 +63,17 @@ def transport(
         for key, value in state.items():
             if not isinstance(value, Tensor) or key in UNSCALED + NORMALISED.get(type(optimizer).__name__, ()):
                 continue
-            if key in POWERS and value.shape == parameter.shape:  # type: ignore[union-attr]
+            if not is_writable(value):
+                unknown.append(f"the state {key!r} of {name} cannot be written in place")
+            elif key in POWERS and value.shape == parameter.shape:  # type: ignore[union-attr]
                 moves.append(lambda f=factor, v=value, p=POWERS[key]: f.times(v, power=p, out=v))  # type: ignore[misc]
             else:
-                unknown.append(f"{type(optimizer).__name__} keeps state {key!r} {tuple(value.shape)} for {name}")
+                unknown.append(
+                    f"{type(optimizer).__name__} keeps state {key!r} {tuple(value.shape)} for {name}, of unknown meaning"
+                )
     if unknown:
         raise RescalingError(
-            "The model was not changed, because it is not known how this optimizer state scales:\n  - "
+            "The model was not changed, because its optimizer state cannot be moved along:\n  - "
             + "\n  - ".join(unknown[:10])
             + '\nPass optimizer_state="reset" to start it anew, or "keep" to leave it as it is.'
         )

@@ -53,8 +53,10 @@ def output_change(before: list[Tensor], after: list[Tensor]) -> float:
     change = 0.0
     for a, b in zip(before, after, strict=True):
         if a.numel():
-            scale = float(a.double().abs().max()) or 1.0
-            difference = float((a.double() - b.double()).abs().max()) / scale
+            finite = a.double().masked_fill(a.isinf(), 0.0)
+            scale = float(finite.abs().max()) or 1.0
+            # Equal infinities, such as those of masked logits, are no change.
+            difference = float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) / scale
             change = difference if math.isnan(difference) else max(change, difference)
             if math.isnan(change):
                 return change

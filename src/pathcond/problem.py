@@ -161,6 +161,12 @@ class Problem:
         torch.mul(self.pairs.energy, x[row:], out=to_columns[column:])
         return to_rows, to_columns
 
+    def energy_without(self, classes: Tensor, v: Tensor) -> float:
+        """E of the parameters that none of these classes scale, summed up and not subtracted from the whole."""
+        shrink, grow = (-v).exp(), v.exp()
+        shrink[classes] = grow[classes] = 0.0
+        return self.fixed + float((shrink[self.rows] * self.through(shrink, grow)[0]).sum())
+
     def zero(self) -> Tensor:
         """u of the model as it is, (num_units,)."""
         return torch.zeros(self.num_units, dtype=torch.float64, device=self.device)
@@ -195,6 +201,8 @@ class Point:
     def value(self) -> float:
         """F(u)."""
         p = self.problem
+        if not 0 < self.energy < math.inf:  # too far out for float64
+            return math.inf
         return p.num_parameters * (p.log_total + math.log(self.energy)) + float(p.slope @ self.u)
 
     @cached_property

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .errors import RescalingError, TrainChangeError
 from .factor import Factor
 from .graph import unwrap
+from .memory import is_writable, overlapping
 from .optimizer_state import transport
 from .outputs import default_tolerance, example_outputs, output_change
 from .symmetry import Symmetry, fingerprint, scaled_variance
@@ -79,8 +80,7 @@ def rescale_(
     model = unwrap(model)
     tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in symmetry.shapes}
     peaks = _refuse_unusable(model, symmetry, log_scales, tensors)
-    low_precision = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
-    rounded = low_precision if round_to_power_of_two is None else round_to_power_of_two
+    rounded = is_low_precision(model) if round_to_power_of_two is None else round_to_power_of_two
     t = symmetry.class_log_scales(_rounded(log_scales) if rounded else log_scales)
     factors, new_variances = _plan(symmetry, t, tensors)
     with torch.no_grad():
@@ -99,6 +99,11 @@ def rescale_(
         rounded=rounded,
         seconds=time.perf_counter() - start,
     )
+
+
+def is_low_precision(model: nn.Module) -> bool:
+    """Whether factors are powers of two by default: some weights have so few digits that any other factor costs one."""
+    return any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
 
 
 def _rounded(log_scales: Tensor) -> Tensor:
@@ -129,10 +134,17 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
         tensor = tensors[name]
         if tensor.is_inference():
             problems.append(f"{name} was made under torch.inference_mode and cannot be written in place: clone it first")
-        if tensor.grad is not None and not _is_dense(tensor.grad):
-            problems.append(f"the gradient of {name} is sparse or shares memory within itself: call zero_grad() first")
+        if tensor.grad is not None and not is_writable(tensor.grad):
+            problems.append(f"the gradient of {name} is sparse, shares memory or is an inference tensor: call zero_grad() first")
         if not math.isfinite(peak):
             problems.append(f"{name} {tuple(tensor.shape)} has NaN or infinite values: repair or reload it first")
+    gradients = {
+        f"the gradient of {name}": t.grad for name, t in tensors.items() if name in symmetry.scalings and t.grad is not None
+    }
+    written = {*symmetry.scalings, *gradients}
+    for one, other in overlapping([*tensors.items(), *gradients.items()]):
+        if one in written or other in written:
+            problems.append(f"{one} and {other} share memory, of which the Symmetry knows nothing: call find_symmetry again")
     _raise(problems)
     return peaks
 
@@ -142,10 +154,6 @@ def _largest(tensors: list[Tensor]) -> list[float]:
     filled = [t.detach() if t.numel() else torch.zeros(1) for t in tensors]
     peaks = [torch.maximum(t.amax(), -t.amin()).double().cpu() for t in filled]
     return torch.stack(peaks).tolist() if peaks else []
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and all(s > 0 for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
 
 
 def _raise(problems: list[str]) -> None:
@@ -196,6 +204,8 @@ def _refuse_overflow(
             continue
         moved = copies[name] if copies is not None else factor.times(tensor)
         lost = ((moved == 0) & (tensor != 0)).any()
+        if copies is not None and range_.smallest_normal <= float(moved.abs().max()):
+            lost = torch.zeros_like(lost)  # what is lost is below the rounding of the tensor's largest; verification decides
         if not moved.isfinite().all() or lost:
             problems.append(
                 f"{name} {tuple(tensor.shape)} would {'underflow' if lost else 'overflow'} {tensor.dtype}: its factors lie "

@@ -22,6 +22,7 @@ ROWWISE: dict[str, int | None] = {
     **dict.fromkeys("add sub mul linear batch_norm dropout contiguous clone".split()),
     "conv1d": 3, "conv2d": 4, "conv3d": 5, "max_pool2d": 4, "avg_pool2d": 4, "adaptive_avg_pool2d": 4,
 }  # fmt: skip
+ROW_BY_ROW = ("add", "sub", "mul")  # of two operands
 MAY_RETURN_THEIR_INPUT = ("dropout", "contiguous")
 
 
@@ -48,6 +49,8 @@ def at_once(node: Node, arguments: dict[str, Any], call: Callable[[dict[str, Any
     given = [a for a in tree_leaves(arguments, is_leaf=_is_samples) if isinstance(a, Samples)]
     first = next(iter(arguments.values()))
     if op not in ROWWISE or not isinstance(first, Samples) or not _alike(given):
+        return None
+    if len(given) > 1 and op not in ROW_BY_ROW:  # a weight that differs from sample to sample
         return None
     x = first.values[0]
     if ROWWISE[op] not in (None, x.dim()) or x.dim() < 2 or _broadcasts(arguments, x):
@@ -78,4 +81,4 @@ def _alike(given: list[Samples]) -> bool:
 def _broadcasts(arguments: dict[str, Any], x: Tensor) -> bool:
     """Whether a second operand that is the same for all samples has rows of its own along the first axis."""
     other = arguments.get("other")
-    return isinstance(other, Tensor) and other.dim() >= x.dim() and len(other) != 1
+    return isinstance(other, Tensor) and (other.dim() > x.dim() or (other.dim() == x.dim() and len(other) != 1))

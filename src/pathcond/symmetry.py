@@ -26,6 +26,7 @@ from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
 from .graph import Graph, Node, canonical_names, capture, unwrap
 from .labels import FIXED
+from .memory import overlapping
 from .propagation import Propagation
 from .scales import UNSET, Scales
 from .values import Scaling
@@ -167,6 +168,8 @@ class Symmetry:
         ε = 10⁻³, keeps its train outputs to 1 % with every scale at its bound. Where var ≫ ε it says λ²·var ≥ 4000 ε; where ε
         already weighs in, scaling up is bounded too. λ = 1 is always inside.
         """
+        if not share >= 0:
+            raise ValueError(f"share = {share}: it is a change of a share, and not negative")
         model, C = unwrap(model), self.combination
         buffers = dict(model.named_buffers())
         absorbing = any(scaling.epsilon is not None for scaling in self.scalings.values())
@@ -283,25 +286,11 @@ def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
             for name, _ in module.parametrizations.named_parameters():  # type: ignore[operator, union-attr]
                 full = f"{prefix}.parametrizations.{name}".lstrip(".")
                 frozen[names[full]] = Cause(None, "is under torch.nn.utils.parametrize")
-    spans: list[tuple[int, int, int, str]] = []
     constants = {n.name: n.value for graph in graphs for n in graph.nodes if n.op == "constant" and n.value is not None}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers(), *constants.items()]:
-        if tensor.is_meta or not tensor.numel() or type(tensor) not in (Tensor, nn.Parameter):
-            continue
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        spans.append(
-            (tensor.untyped_storage().data_ptr(), tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size(), name)
-        )
-        if reach < tensor.numel():
-            frozen[name] = Cause(None, "has elements that share memory")
-    spans.sort()
-    last: tuple[int, int, str] | None = None
-    for storage, start, end, name in spans:
-        if last is not None and last[0] == storage and start < last[1]:
-            for overlapping in (name, last[2]):
-                frozen.setdefault(overlapping, Cause(None, "shares memory with another parameter or buffer"))
-        if last is None or last[0] != storage or end > last[1]:
-            last = (storage, end, name)
+    for one, other in overlapping([*model.named_parameters(), *model.named_buffers(), *constants.items()]):
+        for name in (one, other):
+            own = "has elements that share memory" if one == other else "shares memory with another parameter or buffer"
+            frozen.setdefault(name, Cause(None, own))
     return frozen
 
 

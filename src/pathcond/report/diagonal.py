@@ -42,10 +42,11 @@ def diagonal_sample(symmetry: Symmetry, g: dict[str, Tensor], log_scales: Tensor
     samples = []
     for (name, at), values in zip(places.items(), taken.split([len(at) for at in places.values()]), strict=True):
         shape, moves = symmetry.shapes[name], torch.zeros(len(at), dtype=torch.float64)
-        if name in symmetry.scalings and len(at):
-            index = torch.unravel_index(at, shape)
-            scaling = symmetry.scalings[name]
-            moves = t[scaling.plus.expand(shape)[index].long()] - t[scaling.minus.expand(shape)[index].long()]
+        scaling = symmetry.scalings.get(name)
+        if scaling is not None and len(at):
+            index = torch.unravel_index(at, shape or (1,))
+            plus, minus = (ids.expand(shape or (1,))[index].long() for ids in (scaling.plus, scaling.minus))
+            moves = t[plus] - t[minus]
         positive = values > 0
         before = values[positive].log10()
         after = before - 2 * moves[positive] / torch.tensor(10.0, dtype=torch.float64).log()

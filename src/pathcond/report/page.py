@@ -52,7 +52,7 @@ def conditioning(report: Report) -> dict[str, Any]:
             "eval": _percent(report.output_change_eval),
             "train": _percent(report.output_change_train),
         },
-        "pinned": [line.split(": ", 1) for line in pinned_lines(report.pinned)],
+        "pinned": [line.partition(": ")[::2] for line in pinned_lines(report.pinned)],
         "scales_chart": Markup(charts.distributions(rows, x_label="log λ")),
         "diagonal_chart": Markup(charts.histograms(sides, x_label="log10 g")),
     }

@@ -43,4 +43,6 @@ def solve(
     >>> torch.allclose(4 * solution.log_scales, ratio.log())
     True
     """
+    if not isinstance(solver, Solver):
+        raise TypeError(f"solver must be Exact(), CoordinateDescent() or ENorm(), not {solver!r}")
     return solver.solve(solver.problem(symmetry, g, model, bounds))

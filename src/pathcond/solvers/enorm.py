@@ -79,11 +79,16 @@ class ENorm(Solver):
         else:
             inner = CoordinateDescent(sweeps=self.cycles, tolerance=1e-9, max_log_scale=bound)
         solution = inner.solve(problem)
-        before, after = (math.exp(F / problem.num_parameters) for F in (solution.objective_before, solution.objective_after))
+        log_scales = -2 / self.p * solution.log_scales
         message = solution.message if self.cycles is None or solution.converged else f"{self.cycles} of the cycles to the optimum"
         return replace(
-            solution, log_scales=-2 / self.p * solution.log_scales, objective_before=before, objective_after=after, message=message
-        )
+            solution, log_scales=log_scales, objective_before=self.objective(problem, 0 * log_scales),
+            objective_after=self.objective(problem, log_scales), message=message,
+        )  # fmt: skip
+
+    def objective(self, problem: Problem, log_scales: Tensor) -> float:
+        """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p."""
+        return math.exp(problem.at(-self.p * log_scales).value / problem.num_parameters)
 
 
 def _one_sided(problem: Problem) -> Tensor:

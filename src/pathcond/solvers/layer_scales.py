@@ -94,13 +94,14 @@ class LayerScales:
     def minimum(self, point: Point, steps: int = 100) -> tuple[Tensor, float]:
         """The w that minimises F along these directions from the point, (layers,), and E there: Newton, damped until it pays."""
         p, slope, e = point.problem.num_parameters, self.down(point.problem.slope), self.energies(point)
-        rest = max(point.energy - float(e.sum()), 0.0)
+        rest = point.problem.fixed  # every other parameter is between some pair of ends
 
         def energy_at(w: Tensor) -> float:
             return rest + float((e * (-self.directions @ w).exp()).sum())
 
         def value(w: Tensor) -> float:
-            return p * math.log(energy_at(w)) + float(slope @ w)
+            energy = energy_at(w)
+            return p * math.log(energy) + float(slope @ w) if 0 < energy < math.inf else math.inf
 
         w, damping = torch.zeros_like(slope), 1e-12
         least = value(w)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..problem import Block, Pairs, Problem
 
+CANCELLED = 1e-6  # a difference this much smaller than its terms has lost too many digits
 NEWTON_STEPS, PRECISION = 50, 1e-10  # on the energy of a layer's minimum
 
 
@@ -65,13 +66,18 @@ class Layer:
                 total.index_add_(0, side.members, side.sums(v))
         return into, out
 
+    def rest(self, problem: Problem, v: Tensor, energy: float, own: float) -> float:
+        """E without the energy of these units, which ``own`` is the sum of."""
+        rest = energy - own
+        return rest if rest > CANCELLED * energy else problem.energy_without(self.classes, v)
+
     def minimise(self, problem: Problem, u: Tensor, v: Tensor, energy: float) -> float:
         """Move all units to their common minimum, in place in u and v; returns the new E."""
         into, out = self.energies(v)
         x, a = u[self.units].exp(), problem.slope[self.units] / problem.num_parameters
         low, high = problem.lower[self.units].exp(), problem.upper[self.units].exp()
         movable = ((into > 0) & (out > 0)) | ((into > 0) & (a > 0)) | ((out > 0) & (a < 0))
-        rest, product = max(energy - float((out * x + into / x).sum()), 0.0), 2 * (into * out).sqrt()
+        rest, product = self.rest(problem, v, energy, float((out * x + into / x).sum())), 2 * (into * out).sqrt()
         for _ in range(NEWTON_STEPS):  # on E = E_rest + Σ_h (B_h X_h + C_h / X_h)
             root = torch.hypot(a * energy, product)
             # Of the two forms of the solution, the one without cancellation.

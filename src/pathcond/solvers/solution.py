@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,9 @@ class Solution:
     iterations: int
     converged: bool
     message: str
+
+    @classmethod
+    def nothing(cls, num_units: int, reason: str) -> Solution:
+        """Every unit at scale 1, because there is nothing to solve."""
+        return cls(log_scales=torch.zeros(num_units, dtype=torch.float64), objective_before=0.0, objective_after=0.0,
+                   gradient_norm=0.0, iterations=0, converged=True, message=reason)  # fmt: skip

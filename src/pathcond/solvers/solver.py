@@ -33,6 +33,10 @@ class Solver(ABC):
         """What it solves: the criterion of the paper, unless it has one of its own."""
         return Problem.of(symmetry, g, bounds)
 
+    def objective(self, problem: Problem, log_scales: Tensor) -> float:
+        """What it minimises, at log λ per unit, (num_units,)."""
+        return problem.at(2 * log_scales).value
+
     @abstractmethod
     def solve(self, problem: Problem) -> Solution:
         """The log-scales it finds."""
