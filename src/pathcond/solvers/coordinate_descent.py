@@ -24,6 +24,7 @@ from .layers import Layer, Unit, in_layers
 from .solution import Solution
 from .solver import Solver
 
+DRIFT = 1e-3
 RESIDUAL = 1e-6  # a gradient per parameter above which standing still is not having arrived
 
 
@@ -49,9 +50,11 @@ class CoordinateDescent(Solver):
         problem = problem.bounded(self.max_log_scale)
         u = problem.zero()
         before, v, layers, energy = problem.at(u), problem.combination @ u, list(in_layers(problem)), 1.0
-        sweeps = 0
+        sweeps, measured = 0, energy
         while sweeps < self.sweeps:
             sweeps, moved = sweeps + 1, 0.0
+            if energy < DRIFT * measured:  # E is updated layer by layer, and keeps the rounding of what it was
+                energy = measured = problem.at(u).energy
             for layer in layers:
                 energy, distance = _minimise(layer, problem, u, v, energy)
                 moved += distance
