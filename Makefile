@@ -1,12 +1,13 @@
 # Everything a fresh machine needs: `make demo`, `make test`.
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
+RUNS   := $(VENV)/.runs
 READY  := $(VENV)/.ready
 SHELL  := bash
 
 .PHONY: demo test test-all zoo bench docs lint format clean
 
-demo: $(READY)  ## The library's main job on an embedded model
+demo: $(RUNS)  ## Handwritten digits, trained with and without conditioning; writes pathcond-demo.html
 	$(PYTHON) -m pathcond demo
 
 test: $(READY) lint  ## Linters, type checker, unit and model tests
@@ -39,9 +40,13 @@ format: $(READY)
 
 # torch first and pinned, so that no other package pulls a different build; torchvision and timm come without
 # their dependencies for the same reason.
-$(READY): pyproject.toml constraints.txt Makefile
+$(RUNS): pyproject.toml constraints.txt Makefile
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet -c constraints.txt torch
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[demo]"
+	touch $@
+
+$(READY): $(RUNS)
 	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[dev]"
 	$(PYTHON) -m pip install --quiet -c constraints.txt --no-deps torchvision timm
 	$(PYTHON) -m pip install --quiet -c constraints.txt pillow pyyaml
