@@ -70,3 +70,12 @@ def test_impossible_diagonals_are_refused(bad: float) -> None:
         Problem.of(symmetry, g)
     with pytest.raises(ValueError, match="positive somewhere"):
         Problem.of(symmetry, {name: torch.zeros_like(values) for name, values in g.items()})
+
+
+def test_solving_changes_neither_the_diagonal_nor_the_symmetry() -> None:
+    model, inputs = make("resnet")
+    symmetry, g = find_symmetry(model, inputs, normalization="full"), diag_g(model, inputs)
+    kept = {name: values.clone() for name, values in g.items()}
+    first = pathcond.solve(symmetry, g)
+    assert all(torch.equal(values, kept[name]) for name, values in g.items())
+    assert torch.equal(pathcond.solve(symmetry, g).log_scales, first.log_scales)
