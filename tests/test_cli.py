@@ -221,6 +221,21 @@ def smooth():
         assert {v.dtype for v in written.values()} == {torch.float64}
         assert torch.equal(written["a.weight"], written["b.weight"])
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+    def test_statistics_of_a_file_of_another_type_are_loaded(self, target: str, tmp_path: Path, dtype: torch.dtype) -> None:
+        """Converting a model replaces its buffers: values must go to the new ones."""
+        model = load_target(f"{target}:net")[0].to(dtype)
+        model[1].running_mean.copy_(torch.arange(8.0))
+        model[1].running_var.copy_(torch.arange(8.0) + 2)
+        save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "in.safetensors")
+        code, _, err = self.run(f"{target}:net", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "o.safetensors")
+        assert code == 0, err
+        after = load_target(f"{target}:net")[0].to(dtype)
+        after.load_state_dict(load_file(tmp_path / "o.safetensors"))
+        x = torch.randn(32, 3, dtype=dtype)
+        scale = 1e-2 if dtype == torch.float16 else 1e-9
+        torch.testing.assert_close(after.eval()(x), model.eval()(x), rtol=scale, atol=scale)
+
     def test_without_a_checkpoint_the_targets_own_weights_are_conditioned(self, target: str, tmp_path: Path) -> None:
         code, text, err = self.run(f"{target}:net", "--out", tmp_path / "o.safetensors", "--json", "--solver", "paper")
         assert code == 0, err

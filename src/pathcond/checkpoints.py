@@ -69,7 +69,7 @@ def load_(model: nn.Module, path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} does not fit {type(model).__name__}:\n  " + "\n  ".join(problems[:10]) + more)
     types = {value.dtype for value in values.values() if value.dtype.is_floating_point}
     if len(types) == 1:
-        model.to(types.pop())  # what the file does not hold, too
+        own = _tensors(model.to(types.pop()))  # what the file does not hold, too; buffers are new tensors then
     with torch.no_grad():
         for name, value in values.items():
             if value.dtype.is_floating_point and own[name].dtype != value.dtype:
