@@ -18,7 +18,7 @@ from torch import nn
 
 import pathcond
 from pathcond import CoordinateDescent, ENorm, RescalingError, condition_, diag_g, reference
-from pathcond.condition import prepare
+from pathcond.condition import EPSILON_SHARES, prepare
 from pathcond.experiments.architectures import mlp
 from pathcond.outputs import output_change
 from pathcond.problem import Problem
@@ -26,7 +26,7 @@ from pathcond.reference import enumerate_paths
 
 from .cases import CASES, make
 from .test_reference import built, generators, parameter_vector
-from .zoo import NORMALIZATIONS, outputs
+from .zoo import NORMALIZATIONS, outputs, residual_in_box
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -34,23 +34,25 @@ from .zoo import NORMALIZATIONS, outputs
 def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, normalization: str) -> None:
     """Statistics are frozen: ``make`` leaves BatchNorms that have tracked batches."""
     model, inputs = make(name)
+    symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
+    boxes = [symmetry.log_scale_bounds(model, share) for share in EPSILON_SHARES]
     before = [outputs(model, inputs, training=training) for training in (False, True)]
-    first = condition_(model, inputs, normalization=normalization)
+    report = condition_(model, inputs, normalization=normalization)
     after = [outputs(model, inputs, training=training) for training in (False, True)]
     assert output_change(before[0], after[0]) < 1e-9
     if normalization != "paper":
         assert output_change(before[1], after[1]) <= 1e-2
-    assert first.objective_after <= first.objective_before
-    second = condition_(model, inputs, normalization=normalization)
-    if first.num_units:
-        symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
-        assert float((symmetry.combination @ second.log_scales).abs().max()) < 1e-5 or _at_bounds(symmetry, model)
-
-
-def _at_bounds(symmetry: pathcond.Symmetry, model: nn.Module) -> bool:
-    """Whether ε bounds some unit so closely that the next box differs from this one."""
-    lower, upper = symmetry.log_scale_bounds(model, share=1e-2)
-    return bool((lower > -1).any() or (upper < 1).any())
+    assert report.objective_after <= report.objective_before
+    if not report.num_units:
+        return
+    g, t = diag_g(model, inputs), report.log_scales
+    around = [
+        box for box in boxes if bool(((t >= box[0] - 1e-9) & (t <= box[1] + 1e-9)).all())
+    ]  # the one that was used is the least
+    assert residual_in_box(symmetry, g, around[-1], t)[0] <= 1e-8
+    if not any(bool(bound.isfinite().any()) for bound in boxes[0]):  # without a box, to the same point
+        again = condition_(model, inputs, normalization=normalization)
+        assert float((symmetry.combination @ again.log_scales).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("normalization", ["absorb", "full"])

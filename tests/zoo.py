@@ -266,11 +266,26 @@ def condition_twice(
     solution = pathcond.solve(symmetry, {name: values.cpu() for name, values in g.items()}, bounds=bounds)
     result.seconds_solve = max(result.seconds_solve, time.perf_counter() - start)
     pathcond.rescale_(model, symmetry, solution.log_scales, verify=False)
-    left = tuple((bound - solution.log_scales.cpu()).clamp(*limits) for bound, limits in zip(bounds, ((None, 0), (0, None))))  # noqa: B905
-    left = tuple(torch.where(room.abs() < 1e-9, 0.0, room) for room in left)
-    problem = Problem.of(symmetry, path_energy(model, sample).diagonal, left)
-    result.residual[normalization] = problem.at(problem.zero()).residual
-    result.held = max(result.held, int(sum((room == 0).sum() for room in left)))
+    moved = path_energy(model, sample).diagonal
+    result.residual[normalization], held = residual_in_box(symmetry, moved, bounds, solution.log_scales)
+    result.held = max(result.held, held)
+
+
+def residual_in_box(
+    symmetry: Symmetry, g: dict[str, Tensor], bounds: tuple[Tensor, Tensor], log_scales: Tensor
+) -> tuple[float, int]:
+    """The gradient of F per parameter, at 0, of a model that was moved by ``log_scales``, and how many units its box holds.
+
+    Args:
+        symmetry: Of the model.
+        g: Of the moved model.
+        bounds: The box before the move.
+        log_scales: (num_units,).
+    """
+    room = [bound - log_scales.cpu() for bound in bounds]
+    room = [torch.where(left.abs() < 1e-9, 0.0, left) for left in room]
+    problem = Problem.of(symmetry, g, (room[0], room[1]))
+    return problem.at(problem.zero()).residual, int(sum((left == 0).sum() for left in room))
 
 
 def examine_energy(model: nn.Module, sample: Sample, result: Result) -> PathEnergy:

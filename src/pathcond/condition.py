@@ -18,6 +18,7 @@ from .report import DiagonalSample, Report, diagonal_sample
 from .rescale import Rescaling, is_low_precision, rescale_
 from .solvers import DEFAULT, Solution, Solver
 from .solvers.rounding import to_powers_of_two
+from .solvers.solver import refuse_other_than_solver
 from .symmetry import SAFE_EPSILON_SHARE, Normalization, Symmetry, find_symmetry
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
@@ -107,8 +108,7 @@ def condition_(
     >>> bool(pathcond.condition_(model, x).log_scales.abs().max() < 1e-6)  # conditioning twice does nothing
     True
     """
-    if not isinstance(solver, Solver):
-        raise TypeError(f"solver must be Exact(), CoordinateDescent() or ENorm(), not {solver!r}")
+    refuse_other_than_solver(solver)
     rounded = is_low_precision(model) if round_to_power_of_two is None else round_to_power_of_two
     stages = _Stages(progress)
     with stages("symmetry"):

@@ -11,7 +11,7 @@ from .coordinate_descent import CoordinateDescent
 from .enorm import ENorm
 from .exact import Exact
 from .solution import Solution
-from .solver import Solver
+from .solver import Solver, refuse_other_than_solver
 
 __all__ = ["DEFAULT", "CoordinateDescent", "ENorm", "Exact", "Solution", "Solver", "solve"]
 
@@ -43,6 +43,5 @@ def solve(
     >>> torch.allclose(4 * solution.log_scales, ratio.log())
     True
     """
-    if not isinstance(solver, Solver):
-        raise TypeError(f"solver must be Exact(), CoordinateDescent() or ENorm(), not {solver!r}")
+    refuse_other_than_solver(solver)
     return solver.solve(solver.problem(symmetry, g, model, bounds))

@@ -24,7 +24,7 @@ from .layers import Layer, Unit, in_layers
 from .solution import Solution
 from .solver import Solver
 
-DRIFT = 1e-3
+DRIFT = 1e-3  # share of what E was when it was last summed up, below which it is summed up again
 RESIDUAL = 1e-6  # a gradient per parameter above which standing still is not having arrived
 
 

@@ -80,7 +80,9 @@ class ENorm(Solver):
             inner = CoordinateDescent(sweeps=self.cycles, tolerance=1e-9, max_log_scale=bound)
         solution = inner.solve(problem)
         log_scales = -2 / self.p * solution.log_scales
-        message = solution.message if self.cycles is None or solution.converged else f"{self.cycles} of the cycles to the optimum"
+        message = solution.message
+        if self.cycles is not None and not solution.converged:
+            message = f"cycles={self.cycles}, as asked for; cycles=None goes on to the optimum"
         return replace(
             solution, log_scales=log_scales, objective_before=self.objective(problem, 0 * log_scales),
             objective_after=self.objective(problem, log_scales), message=message,
