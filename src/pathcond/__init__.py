@@ -1,6 +1,7 @@
 """PathCond: rescale ReLU networks along their symmetries, without changing the function.
 
 report = pathcond.condition_(model, example_inputs)           # all of the below: find, measure, solve, rescale, verify
+handle = pathcond.teleport(optimizer, model, example_inputs)  # the same every few steps of training
 symmetry = pathcond.find_symmetry(model, example_inputs)      # what can be rescaled, and what cannot
 pathcond.solve(symmetry, g, solver=pathcond.Exact())           # the best log-scales
 pathcond.rescale_(model, symmetry, log_scales)                # in place, verified, all or nothing
@@ -10,13 +11,14 @@ pathcond.count_paths(model, example_inputs)                   # how many paths t
 """
 
 from . import reference, theory
-from .condition import condition_
+from .condition import condition_, prepare
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
 from .lifting import count_paths, diag_g, log10_paths, path_norm
 from .report import Report
 from .rescale import rescale_
 from .solvers import CoordinateDescent, ENorm, Exact, Solution, solve
 from .symmetry import Symmetry, find_symmetry
+from .teleport import teleport
 
 __version__ = "0.1.0"
 
@@ -36,8 +38,10 @@ __all__ = [
     "find_symmetry",
     "log10_paths",
     "path_norm",
+    "prepare",
     "reference",
     "rescale_",
     "solve",
+    "teleport",
     "theory",
 ]

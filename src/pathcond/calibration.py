@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
-from .graph import as_call, replaced, untouched
+from .graph import fresh_call, replaced, untouched
+from .sharding import reshard
 
 ARGUMENTS: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((F.batch_norm, F.instance_norm), ("input", "running_mean", "running_var")),
@@ -43,9 +43,10 @@ def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
     Returns:
         {name of the running variance: (channels,) float64}; the smallest one where a norm is used twice.
     """
-    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, as_call(example_inputs))  # for in-place ops
+    args, kwargs = fresh_call(model, example_inputs)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     recorder = _VarianceRecorder({id(buffer): name for name, buffer in buffers.items()})
     with untouched(model, training=True), replaced(model, buffers), torch.no_grad(), recorder:
         model(*args, **kwargs)
+        reshard(model)
     return recorder.variances

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .errors import TrainChangeError
+from .graph import unwrap
 from .lifting import Sample, capture_sample, diag_g
+from .problem import ranks_of
+from .ranks import Ranks
 from .report import DiagonalSample, Report, diagonal_sample
-from .rescale import Rescaling, is_low_precision, rescale_
+from .rescale import Optimizers, Rescaling, is_low_precision, rescale_
+from .sharding import local
 from .solvers import DEFAULT, Solution, Solver
 from .solvers.rounding import to_powers_of_two
 from .solvers.solver import refuse_other_than_solver
@@ -62,17 +67,21 @@ def condition_(
     max_log_scale: float | None = None,
     round_to_power_of_two: bool | None = None,
     approximate: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     optimizer_state: str = "transport",
+    copies: Iterable[nn.Module | Mapping[str, Tensor]] = (),
     verify: bool = True,
     tolerance: float | None = None,
     train_tolerance: float = 1e-2,
+    group: Any = None,
+    describe: bool = True,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Report:
     """Move the weights, in place, to where the path kernel is best conditioned; the function stays what it was.
 
     Args:
-        model: Any module. Wrappers such as DistributedDataParallel and torch.compile are looked through.
+        model: Any module. Wrappers such as DistributedDataParallel and torch.compile are looked through; of several processes that
+            train one model together all must call.
         example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs; or what ``prepare`` made.
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``.
         normalization: Which side of a normalization layer carries a scale: "absorb" (in front), "gain" (behind), "full"
@@ -82,12 +91,15 @@ def condition_(
         round_to_power_of_two: Make the rescaling bitwise exact. Default: only for float16 and bfloat16 weights.
         approximate: Treat smooth activations (GELU, SiLU) as ReLU and free the fronts of norms without running statistics.
             The output then changes a little; the report says by how much.
-        optimizer: If given, its state moves to the new coordinates.
+        optimizer: If given, its state moves to the new coordinates; several as a list.
         optimizer_state: "transport", "reset" or "keep".
+        copies: Averages of the model (AveragedModel, EMA) and float32 masters, to be scaled along; see ``rescale_``.
         verify: Run the batch through the rescaled weights before the first write.
         tolerance: Largest relative change of an eval output; default √eps of the least precise parameter, none with
             ``approximate``.
         train_tolerance: The same in train mode, where ε of normalization layers enters; not for "paper" and ``approximate``.
+        group: The processes that hold copies of a model that is not wrapped; by default those of its wrapper.
+        describe: Sample diag(G) before and after for the report; False saves that work.
         progress: Called with the name of each stage as it begins.
 
     Returns:
@@ -109,22 +121,27 @@ def condition_(
     True
     """
     refuse_other_than_solver(solver)
-    rounded = is_low_precision(model) if round_to_power_of_two is None else round_to_power_of_two
-    stages = _Stages(progress)
-    with stages("symmetry"):
+    rounded = is_low_precision(unwrap(model)) if round_to_power_of_two is None else round_to_power_of_two
+    ranks, stages, copies = Ranks.of(model, group), _Stages(progress), list(copies)
+    with stages("symmetry"), ranks.together():
         prepared = prepare(model, example_inputs, normalization=normalization, approximate=approximate)
         symmetry = prepared.symmetry
-    with stages("energy"):
-        g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
+    with stages("energy"), ranks.together():
+        needed = (solver.needs_energy or describe) and ranks.computes
+        g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate) if needed else {}
+
+    def solved(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
+        solution = _solution(symmetry, g, solver, model, _bounds(symmetry, model, ranks, share, max_log_scale), rounded)
+        return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
+
     for share in EPSILON_SHARES if verify else (SAFE_EPSILON_SHARE,):
         with stages("solve"):
-            solution = _solution(symmetry, g, solver, model, _bounds(symmetry, model, share, max_log_scale), rounded)
-            diagonal = diagonal_sample(symmetry, g, solution.log_scales)
+            solution, diagonal = ranks.agreed(partial(solved, share))
         try:
             with stages("rescale"):
                 rescaling = rescale_(
-                    model, symmetry, solution.log_scales, optimizer=optimizer, optimizer_state=optimizer_state, verify=verify,
-                    round_to_power_of_two=rounded,
+                    model, symmetry, solution.log_scales, optimizer=optimizer, optimizer_state=optimizer_state, copies=copies,
+                    verify=verify, round_to_power_of_two=rounded, group=group,
                     tolerance=math.inf if approximate and tolerance is None else tolerance,
                     train_tolerance=None if approximate or normalization == "paper" else train_tolerance,
                 )  # fmt: skip
@@ -141,20 +158,28 @@ def _solution(
     """What to apply: the solver's answer, in powers of two if asked for, or nothing where nothing can be found."""
     if not symmetry.num_units:
         return Solution.nothing(0, "nothing can be rescaled")
-    if not any(bool(values.any()) for values in g.values()):
+    if solver.needs_energy and not _positive(g):
         return Solution.nothing(symmetry.num_units, "no trainable parameter lies on a path (diag G is zero): nothing to condition")
     problem = solver.problem(symmetry, g, model, bounds)
     solution = solver.solve(problem)
     return to_powers_of_two(solution, solver, problem, bounds) if rounded else solution
 
 
-def _bounds(symmetry: Symmetry, model: nn.Module, share: float, max_log_scale: float | None) -> tuple[Tensor, Tensor]:
+def _positive(g: dict[str, Tensor]) -> bool:
+    """Whether some entry of a diagonal, of which this process may hold a part, is not zero."""
+    ranks = ranks_of(g)
+    found = torch.tensor([float(bool(local(values).any())) for values in g.values()])
+    return bool(ranks.maximum(found).any())
+
+
+def _bounds(symmetry: Symmetry, model: nn.Module, ranks: Ranks, share: float, max_log_scale: float | None) -> tuple[Tensor, Tensor]:
     """The box in which ε stays harmless, and |log λ| below the bound."""
     if max_log_scale is None:
         max_log_scale = SMOOTH_BOUND if symmetry.approximate else math.inf
     if not max_log_scale > 0:
         raise ValueError(f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}")
     lower, upper = symmetry.log_scale_bounds(model, share)
+    lower, upper = ranks.maximum(lower), -ranks.maximum(-upper)  # each process has statistics of its own
     return lower.clamp(min=-max_log_scale), upper.clamp(max=max_log_scale)
 
 

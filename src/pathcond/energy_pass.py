@@ -24,6 +24,7 @@ from .graph import Graph, Node
 from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS
 from .rules import RULES
 from .samples import Samples, at_once
+from .sharding import gathered
 from .values import Known
 
 logger = logging.getLogger("pathcond")
@@ -52,7 +53,8 @@ class EnergyPass(Energies):
     """The walk over the graph of one sample; rules see it as ``energies``.
 
     Attributes:
-        edges: |θ|^p of a parameter by name; what it returns may carry a gradient.
+        edges: |θ|^p of a parameter by name, asked for when the first node reads it; what it returns may carry a gradient.
+        release: Told the name of a parameter after the last node that reads it.
         parameters: The parameters by name.
         inputs: Per sample, the values of the graph's inputs in order.
         fresh: Names of running means whose statistics are still the initial ones.
@@ -63,6 +65,7 @@ class EnergyPass(Energies):
 
     graph: Graph = None  # type: ignore[assignment]
     edges: Callable[[str], Tensor] = None  # type: ignore[assignment]
+    release: Callable[[str], None] = lambda name: None
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     inputs: Sequence[Sequence[Any]] = ()
@@ -87,7 +90,8 @@ class EnergyPass(Energies):
         for position, node in enumerate(self.graph.nodes):
             self.node = node
             if node.target is None:
-                self.values[node] = self._leaf(node)
+                if node.op != "parameter":
+                    self.values[node] = self._leaf(node)
                 continue
             result = self._result(node)
             if node in plan.tracked and node not in self.reals:  # after the rule, which reads what an in-place op overwrites
@@ -96,6 +100,8 @@ class EnergyPass(Energies):
             self.values[node] = result
             self._record_mutation(node, result)
             for done in plan.last_read_at.get(position, ()):
+                if done.op == "parameter":
+                    self.release(done.name)
                 self.values.pop(done, None)
                 self.reals.pop(done, None)
         return self._collected()
@@ -106,6 +112,12 @@ class EnergyPass(Energies):
             self.cuts[self.node, given] = reason
 
     # -- energies -----------------------------------------------------------------------------------
+
+    def _value(self, node: Node) -> Any:
+        """What is in flight; parameters take off when they are needed."""
+        if node not in self.values and node.op == "parameter":
+            self.values[node] = self._leaf(node)
+        return self.values[node]
 
     def _leaf(self, node: Node) -> Any:
         plan = self._plan
@@ -128,7 +140,7 @@ class EnergyPass(Energies):
         return Known(real.values[0] if isinstance(real, Samples) else real)
 
     def _parameter(self, node: Node) -> Tensor:
-        return self.parameters[node.name].detach().to(self.device, torch.float64)
+        return gathered(self.parameters[node.name]).to(self.device, torch.float64)
 
     def _per_sample(self, node: Node, value: Tensor) -> Any:
         """A leaf that some sample's data is written into has one copy per sample."""
@@ -137,7 +149,7 @@ class EnergyPass(Energies):
         return value.clone() if node in self._plan.written else value
 
     def _result(self, node: Node) -> Any:
-        arguments = tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, node.bound)
+        arguments = tree_map(lambda a: self._value(a) if isinstance(a, Node) else a, node.bound)
         if node.op == "getitem":
             picked = arguments["0"][arguments["1"]]
             return replace(picked, node=node) if isinstance(picked, Frozen) else picked
@@ -219,12 +231,12 @@ class EnergyPass(Energies):
     def _record_mutation(self, node: Node, result: Any) -> None:
         """After an in-place op its target, and everything that shares memory with it, has changed."""
         for target in written(node):
-            old = self.values[target]
+            old = self._value(target)
             if isinstance(result, Known):
                 continue  # the memory itself has changed
             others = self._aliases.of(target) - {target, node}
             if isinstance(result, Frozen):
-                if not others or all(isinstance(v, (Frozen, Known)) for m in others for v in tree_leaves(self.values[m])):
+                if not others or all(isinstance(v, (Frozen, Known)) for m in others for v in tree_leaves(self._value(m))):
                     for member in self._aliases.of(target):
                         self.values[member] = self._frozen(member, [result])
                     continue
@@ -243,7 +255,7 @@ class EnergyPass(Energies):
                 )
             base = chains[target][0]
             self.exponent = result.exponent if isinstance(result, PathSum) else 0
-            before = self.summand(self.values[base])
+            before = self.summand(self._value(base))
             places = torch.arange(before.numel(), device=self.device).view(before.shape)
             at = through_views(chains[target][1:], places).reshape(-1)
             after = before.reshape(-1).scatter(0, at, result.power.reshape(-1)).view(before.shape)
@@ -254,7 +266,7 @@ class EnergyPass(Energies):
         """Sum over all outputs. An output nonlinearity (softmax, sigmoid) is no part of the lifting: paths end before it."""
         found: list[PathSum] = []
         outputs = [o for o in tree_leaves(self.graph.returned) if isinstance(o, Node) and isinstance(o.dtype, torch.dtype)]
-        for value in [self.values[output] for output in outputs if output.dtype.is_floating_point]:
+        for value in [self._value(output) for output in outputs if output.dtype.is_floating_point]:
             if isinstance(value, Frozen):
                 found += value.ends
             elif isinstance(value, (PathSum, Edges)):

@@ -9,6 +9,14 @@ class RescalingError(ValueError):
     """A rescaling was refused before the first write; the message lists every reason."""
 
 
+class MismatchError(RescalingError):
+    """Model, Symmetry, optimizer or processes do not belong together: trying again will not help."""
+
+
+class DivergedError(MismatchError):
+    """Processes that should hold the same model do not; the message names the ranks."""
+
+
 class EnergyRangeError(ArithmeticError):
     """Path energy leaves the range of float64; the message names the layer."""
 

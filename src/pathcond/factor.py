@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from .sharding import cut
 
 
 @dataclass(frozen=True)
@@ -15,13 +18,24 @@ class Factor:
 
     Attributes:
         parts: One or two float64 tensors on the tensor's device; each broadcasts to the tensor.
+        bounds: Numbers that the factor is nowhere below and nowhere above.
     """
 
     parts: tuple[Tensor, ...]
+    bounds: tuple[float, float]
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor], tensor: Tensor) -> Factor:
+        """The factor that multiplies a tensor, or what this process holds of it, from parts on the CPU."""
+        extremes = [[float(value) for value in part.aminmax()] for part in parts]
+        bounds = math.prod(low for low, _ in extremes), math.prod(high for _, high in extremes)
+        return cls(tuple(cut(part, tensor).to(tensor.device) for part in parts), bounds)
 
     def times(self, tensor: Tensor, power: int = 1, out: Tensor | None = None) -> Tensor:
         """tensor · factor^power, written into ``out`` (a new tensor by default; may be the tensor itself)."""
         out = torch.empty_like(tensor) if out is None else out
+        if not tensor.numel():
+            return out
         parts = self.parts if power == 1 else tuple(part**power for part in self.parts)
         flat = tensor.dim() > 0 and tensor.is_contiguous() and out.is_contiguous()
         if not flat or not all(_one_sided(part) for part in parts):
@@ -32,11 +46,8 @@ class Factor:
             source = torch.mul(source, _as_vector(part, tensor.shape).to(tensor.dtype), out=target)
         return out
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Numbers that the factor is nowhere below and nowhere above."""
-        extremes = [part.aminmax() for part in self.parts]
-        return math.prod(float(low) for low, _ in extremes), math.prod(float(high) for _, high in extremes)
+    def to(self, device: torch.device) -> Factor:
+        return Factor(tuple(part.to(device) for part in self.parts), self.bounds)
 
 
 def _one_sided(part: Tensor) -> bool:

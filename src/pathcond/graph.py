@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import UnsupportedModelError
+from .sharding import is_sharded
 
 TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]*)')
@@ -106,16 +107,23 @@ class Graph:
     training: bool
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module behind DataParallel, DistributedDataParallel and torch.compile."""
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+def wrapped(model: nn.Module) -> Iterator[nn.Module]:
+    """A model and, one after the other, what is inside DataParallel, DistributedDataParallel, AveragedModel and torch.compile."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
     while True:
-        if isinstance(model, wrappers):
-            model = model.module
-        elif isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        yield model
+        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
             model = model._orig_mod
+        elif isinstance(model, wrappers):
+            model = model.module
         else:
-            return model
+            return
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module, without any wrapper."""
+    *_, inner = wrapped(model)
+    return inner
 
 
 def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
@@ -137,9 +145,24 @@ def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
     )
 
 
+def fresh_call(model: nn.Module, example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
+    """``as_call`` with copies of the tensors, for ops that write into them, where the model's parameters are."""
+    device = next((parameter.device for parameter in model.parameters()), None)
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.clone() if device is None or device.type == "meta" else x.to(device, copy=True)
+
+    return tree_map(copied, as_call(example_inputs))  # type: ignore[no-any-return]
+
+
 @contextlib.contextmanager
 def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Run the body with the model in the given mode; restore every module's mode and all random states."""
+    """Run the body with the model in the given mode, as it is written: without autocast and without compiled code.
+
+    Every module's mode and all random states are restored.
+    """
     modes = [(module, module.training) for module in model.modules()]
     python_state, torch_state = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")  # only a program that has imported it can draw from it
@@ -148,7 +171,11 @@ def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
     cuda_states = torch.cuda.get_rng_state_all() if cuda else []
     try:
         model.train(training)
-        yield
+        with contextlib.ExitStack() as stack:
+            for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # or what we try would be compiled for good
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
@@ -188,16 +215,24 @@ def require_supported(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             found.append(f"parameter {name} of a lazy module has no shape yet: run the model once on a batch first")
+        elif is_sharded(parameter):
+            found.append(
+                f"parameter {name} is sharded: call pathcond.prepare(model, batch) before fully_shard (on the meta device if the "
+                "whole model fits nowhere), and pass what it returns in place of the batch"
+            )
         elif not parameter.dtype.is_floating_point:
             found.append(f"parameter {name} has dtype {parameter.dtype}: quantised or integer weights have no scale")
     for name, buffer in model.named_buffers():
         if buffer is not None and buffer.is_quantized:
             found.append(f"buffer {name} is quantised: rescale the model before quantising it")
     for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            found.append(f"module {name!r} is FullyShardedDataParallel, whose flat parameters mix layers: use fully_shard")
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
             found.append(f"module {name} ({type(module).__name__}) is quantised: rescale the model before quantising it")
     if found:
-        raise UnsupportedModelError("This model cannot be rescaled:\n  - " + "\n  - ".join(found))
+        more = f"\n  ... and {len(found) - 10} more" if len(found) > 10 else ""
+        raise UnsupportedModelError("This model cannot be rescaled:\n  - " + "\n  - ".join(found[:10]) + more)
 
 
 def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:

@@ -20,6 +20,7 @@ is one backward pass through it. A parameter that occurs m times on a path count
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .errors import EnergyRangeError, UnsupportedModelError
 from .graph import Graph, Node, as_call, canonical_names, capture, untouched, unwrap
 from .outputs import split_samples
+from .ranks import Ranks
+from .sharding import gathered, is_sharded, local, sharded_like
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -180,7 +183,7 @@ def path_energy(
     walk.refuse_out_of_range(received)
     for name, parameter in walk.trainable.items():
         if name not in received:
-            received[name] = torch.zeros(parameter.shape, dtype=torch.float64, device=walk.device)
+            received[name] = sharded_like(torch.zeros(parameter.shape, dtype=torch.float64, device=walk.device), parameter)
     return PathEnergy(norm=norm, diagonal={name: received[name] for name in walk.trainable})
 
 
@@ -218,7 +221,12 @@ class _Walk:
     """Runs the energy pass of one model under different settings."""
 
     def __init__(self, model: nn.Module, sample: Sample, *, calibrate: bool, approximate: bool) -> None:
-        self.model, self.sample = model, sample
+        self.model, self.ranks = model, Ranks.of(model)
+        buffers = dict(model.named_buffers())
+        if self.ranks.sharded:  # all processes walk together, over the same batch and statistics
+            inputs, buffers = self.ranks.from_first((sample.inputs, buffers))
+            sample = replace(sample, inputs=inputs)
+        self.sample, self.buffers = sample, buffers
         self.calibrate, self.approximate = calibrate, approximate
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
@@ -227,6 +235,7 @@ class _Walk:
         device = next((parameter.device for parameter in self.parameters.values()), torch.device("cpu"))
         self.device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
         self.anchor = torch.zeros((), requires_grad=True)
+        self.ranges: dict[str, Tensor] = {}  # (least, greatest) of the last diagonal
 
     def run(
         self,
@@ -247,20 +256,38 @@ class _Walk:
             watch: Sees every energy.
         """
 
-        def edges(name: str) -> Tensor:
+        def power(name: str) -> Tensor:
             theta = self.parameters[name]
-            power = torch.ones(theta.shape, dtype=torch.float64, device=self.device) if count else walk.power(theta)
+            return torch.ones(theta.shape, dtype=torch.float64, device=self.device) if count else walk.power(gathered(theta))
+
+        def edges(name: str) -> Tensor:
+            theta, edge = self.parameters[name], power(name)
+            if is_sharded(theta):
+                regathered.keep(name, edge)
             if received is None or not theta.requires_grad:
-                return power
-            return _Edge.apply(self.anchor, power, lambda gradient: received.update({name: _dense(gradient)}))
+                return edge
+            return _Edge.apply(self.anchor, edge, lambda gradient: deliver(name, gradient))
+
+        def deliver(name: str, gradient: Tensor) -> None:
+            assert received is not None
+            if gradient.numel():
+                self.ranges[name] = torch.stack(torch.aminmax(gradient))
+            received[name] = sharded_like(_dense(gradient), self.parameters[name])
+
+        regathered = _Regathered(power)
 
         walk = EnergyPass(
             p=p, approximate=self.approximate, calibrate=self.calibrate and not count, device=self.device,
-            graph=self.sample.graph, edges=edges, parameters=self.parameters, buffers=dict(self.model.named_buffers()),
+            graph=self.sample.graph, edges=edges, release=regathered.forget, parameters=self.parameters, buffers=self.buffers,
             inputs=self.sample.inputs, fresh=_fresh_statistics(self.model), watch=watch,
             normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
         )  # fmt: skip
-        with untouched(self.model, training=False), torch.inference_mode(False), torch.set_grad_enabled(received is not None):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched(self.model, training=False))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.set_grad_enabled(received is not None))
+            if self.ranks.sharded:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(regathered.pack, regathered.unpack))
             try:
                 return walk.run()
             except MissingValueError:
@@ -269,7 +296,7 @@ class _Walk:
 
     def explain_overflow(self, p: float) -> None:
         """Find the first layer whose energy is not finite."""
-        bad = [name for name, parameter in self.parameters.items() if not bool(parameter.isfinite().all())]
+        bad = [name for name, parameter in self.parameters.items() if not bool(gathered(parameter).isfinite().all())]
         if bad:
             raise EnergyRangeError(f"Parameter {bad[0]} holds values that are not finite.")
 
@@ -286,10 +313,10 @@ class _Walk:
 
     def refuse_out_of_range(self, received: dict[str, Tensor]) -> None:
         """Refuse a diagonal that is not finite, or zero although a path of nonzero weights leads through the parameter."""
-        extremes = [torch.stack(torch.aminmax(g)) for g in received.values() if g.numel()]
-        ranges = torch.stack(extremes).tolist() if extremes else []  # all at once: every look at a value waits for the device
+        # All at once: every look at a value waits for the device.
+        ranges = torch.stack(list(self.ranges.values())).tolist() if self.ranges else []
         small = []
-        for (low, high), name in zip(ranges, [name for name, g in received.items() if g.numel()], strict=True):
+        for (low, high), name in zip(ranges, self.ranges, strict=True):
             if not math.isfinite(high):
                 raise EnergyRangeError(
                     f"The diagonal of G overflows float64 at parameter {name}: the weights in front of it or behind it are too "
@@ -301,11 +328,38 @@ class _Walk:
         support: dict[str, Tensor] = {}
         self.run(p=0, received=support, support=True).total.backward()
         for name in small:
-            if bool(((support[name] > 0) & (received[name] < TINY)).any()):
+            if bool(((local(support[name]) > 0) & (local(received[name]) < TINY)).any()):
                 raise EnergyRangeError(
                     f"The diagonal of G underflows float64 at parameter {name}: the weights in front of it or behind it are too "
                     "small. Initialise those layers at a usual scale."
                 )
+
+
+class _Regathered:
+    """Keeps powers of sharded parameters out of what autograd saves: they are gathered anew in the backward pass.
+
+    A power is recognised by its memory, from the moment it is made until the last node that reads it has run.
+    """
+
+    def __init__(self, power: Callable[[str], Tensor]) -> None:
+        self.power = power
+        self.names: dict[int, str] = {}
+
+    def keep(self, name: str, power: Tensor) -> None:
+        self.names[power.untyped_storage().data_ptr()] = name
+
+    def forget(self, name: str) -> None:
+        self.names = {address: known for address, known in self.names.items() if known != name}
+
+    def pack(self, tensor: Tensor) -> Any:
+        name = self.names.get(tensor.untyped_storage().data_ptr())
+        return tensor if name is None else (name, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        name, size, stride, offset = packed
+        return self.power(name).as_strided(size, stride, offset)
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -1,80 +1,144 @@
 """Optimizer state in new coordinates: θ → d ⊙ θ takes gradients to gradients / d.
 
-Each kind of state scales by a power of d, the parameter's own factor, so that it becomes what the moved gradients
-would have built up:
+Each kind of state scales by a power of d, the parameter's own factor, so that it becomes what the moved gradients would have built
+up, had the parameter had its new scale from the start:
 
     −1   gradient-like: momentum, first moments
     −2   second moments
      0   already normalised by second moments
      1   parameter-like copies
+
+The same name means different things in different optimizers, so powers are known by class; subclasses inherit them.
+
+>>> POWERS["RMSprop"]["momentum_buffer"], POWERS["SGD"]["momentum_buffer"]
+(0, -1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .errors import RescalingError
+from .errors import MismatchError
 from .factor import Factor
-from .memory import is_writable
+from .moves import Move
 
-POWERS = {
-    "momentum_buffer": -1,
-    "exp_avg": -1,
-    "grad_avg": -1,
-    "exp_avg_sq": -2,
-    "max_exp_avg_sq": -2,
-    "square_avg": -2,
-    "sum": -2,
-    "exp_inf": -1,
-    "ax": 1,
+logger = logging.getLogger("pathcond")
+
+_ADAM = {"exp_avg": -1, "exp_avg_sq": -2, "max_exp_avg_sq": -2}
+
+# {class of the optimizer: {state: power of d}}. Entries may be added for optimizers of one's own.
+POWERS: dict[str, dict[str, int]] = {
+    "SGD": {"momentum_buffer": -1},
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "SparseAdam", "Lamb", "FusedAdam"), _ADAM),
+    "Adamax": {"exp_avg": -1, "exp_inf": -1},
+    "RMSprop": {"square_avg": -2, "grad_avg": -1, "momentum_buffer": 0},
+    "Adagrad": {"sum": -2},
+    "Adadelta": {"square_avg": -2, "acc_delta": 0},
+    "Rprop": {"prev": -1, "step_size": 0},
+    "ASGD": {"ax": 1},
+    "Lion": {"exp_avg": -1},
+    "Muon": {"momentum_buffer": -1},
+    "Adafactor": {"variance": -2, "exp_avg_sq": -2},
 }
-# The same name means something else here: averages of gradients already divided by their own size.
-NORMALISED = {"RMSprop": ("momentum_buffer",), "Adadelta": ("acc_delta",)}
-UNSCALED = ("step", "eta", "mu", "mu_product")
+# Moments that are known only as sums over rows and columns: no factor of the parameter takes them to the new ones.
+FACTORED = {"Adafactor": ("row_var", "col_var", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")}
+LION_LIKE = ("exp_avg", "momentum_buffer")  # as the only state of an optimizer, an average of gradients
+UNSCALED = ("step", "eta", "mu", "mu_product", "RMS")
 CHOICES = ("transport", "reset", "keep")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """What becomes of the state of some optimizers; nothing is done before ``moves`` and ``resets`` are.
+
+    Attributes:
+        moves: State to be multiplied.
+        resets: Per parameter, what empties its state.
+        reset_names: The parameters whose state is emptied because it cannot be moved.
+    """
+
+    moves: tuple[Move, ...]
+    resets: tuple[Callable[[], Any], ...]
+    reset_names: tuple[str, ...]
+
+
 def transport(
-    optimizer: torch.optim.Optimizer, optimizer_state: str, model: nn.Module, factors: dict[str, Factor]
-) -> list[Callable[[], Any]]:
-    """Plan the moves of an optimizer's state; nothing is written before the returned actions are called.
+    optimizers: Iterable[torch.optim.Optimizer],
+    optimizer_state: str,
+    scaled: Iterable[tuple[str, Tensor, Factor]],
+) -> Transport:
+    """Plan the moves of the state of every scaled parameter.
+
+    Args:
+        optimizers: One or several.
+        optimizer_state: "transport", "reset" or "keep".
+        scaled: (name, the tensor that an optimizer may hold, its factor).
 
     Raises:
-        RescalingError: A state of unknown meaning; it names it and offers the other choices.
+        MismatchError: A state of unknown meaning; it names it and offers the other choices.
     """
     if optimizer_state not in CHOICES:
         raise ValueError(f"optimizer_state={optimizer_state!r}; choose one of {', '.join(map(repr, CHOICES))}")
-    if optimizer_state == "keep":
-        return []
-    moves: list[Callable[[], Any]] = []
-    unknown = []
-    parameters = dict(model.named_parameters())
-    for name, factor in factors.items():
-        parameter = parameters.get(name)
-        state = optimizer.state.get(parameter, {}) if parameter is not None else {}
-        if optimizer_state == "reset":
-            if state:
-                moves.append(state.clear)
+    moves: list[Move] = []
+    resets: dict[str, Callable[[], Any]] = {}
+    unmovable, unknown = [], []
+    scaled = list(scaled) if optimizer_state != "keep" else []
+    for optimizer in optimizers:
+        powers = _powers(optimizer)
+        if powers is None and optimizer_state == "transport":  # whichever parameter it keeps them with
+            unknown += [f"{type(optimizer).__name__} keeps {', '.join(map(repr, sorted(_kept(optimizer))))}, of unknown meaning"]
             continue
-        for key, value in state.items():
-            if not isinstance(value, Tensor) or key in UNSCALED + NORMALISED.get(type(optimizer).__name__, ()):
-                continue
-            if not is_writable(value):
-                unknown.append(f"the state {key!r} of {name} cannot be written in place")
-            elif key in POWERS and value.shape == parameter.shape:  # type: ignore[union-attr]
-                moves.append(lambda f=factor, v=value, p=POWERS[key]: f.times(v, power=p, out=v))  # type: ignore[misc]
+        powers = powers or {}
+        for name, parameter, factor in scaled:
+            state = optimizer.state.get(parameter, {})
+            keys = [key for key, value in state.items() if not _is_plain(key, value)]
+            if state and optimizer_state == "reset":
+                resets[name] = state.clear
+            elif any(key in FACTORED.get(_kind(optimizer), ()) for key in keys):
+                resets[name] = state.clear
+                unmovable.append(name)
             else:
-                unknown.append(
-                    f"{type(optimizer).__name__} keeps state {key!r} {tuple(value.shape)} for {name}, of unknown meaning"
-                )
+                for key in keys:
+                    if isinstance(state[key], Tensor) and key in powers and state[key].shape == parameter.shape:
+                        if powers[key]:
+                            moves.append(Move.of(f"the state {key!r} of {name}", state[key], factor, powers[key]))
+                    else:
+                        shape = f" {tuple(state[key].shape)}" if isinstance(state[key], Tensor) else ""
+                        unknown.append(f"{type(optimizer).__name__} keeps state {key!r}{shape} for {name}, of unknown meaning")
     if unknown:
-        raise RescalingError(
+        raise MismatchError(
             "The model was not changed, because its optimizer state cannot be moved along:\n  - "
             + "\n  - ".join(unknown[:10])
-            + '\nPass optimizer_state="reset" to start it anew, or "keep" to leave it as it is.'
+            + '\nPass optimizer_state="reset" to start it anew, or "keep" to leave it as it is. If you know how it scales with the '
+            "gradient, add it to pathcond.optimizer_state.POWERS."
         )
-    return moves
+    return Transport(moves=tuple(moves), resets=tuple(resets.values()), reset_names=tuple(unmovable))
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """The class whose state an optimizer keeps: its own, or the first of its bases that is known."""
+    return next((cls.__name__ for cls in type(optimizer).__mro__ if cls.__name__ in POWERS), type(optimizer).__name__)
+
+
+def _powers(optimizer: torch.optim.Optimizer) -> Mapping[str, int] | None:
+    """{state: power} of an optimizer; None if it keeps what is not understood."""
+    known, kept = POWERS.get(_kind(optimizer)), _kept(optimizer)
+    if known is not None or not kept:
+        return known or {}
+    return dict.fromkeys(kept, -1) if len(kept) == 1 and kept <= set(LION_LIKE) else None
+
+
+def _kept(optimizer: torch.optim.Optimizer) -> set[str]:
+    """The names of all state that may scale."""
+    return {key for state in optimizer.state.values() for key, value in state.items() if not _is_plain(key, value)}
+
+
+def _is_plain(key: str, value: Any) -> bool:
+    """Counters, settings and what has not been set yet: nothing that scales."""
+    return key in UNSCALED or value is None or isinstance(value, (bool, int, float, str))

@@ -11,20 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .graph import as_call, replaced, untouched
+from .graph import as_call, fresh_call, replaced, untouched
+from .sharding import computes_in, reshard
 
 
 def default_tolerance(model: nn.Module) -> float:
     """√eps of the least precise parameter: far above rounding, far below a wrong symmetry."""
-    return max((math.sqrt(torch.finfo(p.dtype).eps) for p in model.parameters()), default=math.sqrt(torch.finfo(torch.float32).eps))
+    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model) or {torch.float32}
+    return max(math.sqrt(torch.finfo(dtype).eps) for dtype in types)
 
 
 def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool) -> list[Tensor]:
     """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
-    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, as_call(example_inputs))  # for in-place ops
+    args, kwargs = fresh_call(model, example_inputs)
     buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
     with untouched(model, training=training), replaced(model, values | buffers), torch.no_grad(), _full_precision():
         outputs = model(*args, **kwargs)
+        reshard(model)
     return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
 
 

@@ -31,8 +31,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .ranks import ALONE, Ranks
+from .sharding import counts_here, cut, is_sharded, local, mesh_group
 from .symmetry import Combination, Symmetry
-from .values import Scaling
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Problem:
         groups: Positions of the units, layer by layer in forward order.
         slope: (num_units,) gradient of the linear term Σ_i (Ku)_i.
         lower, upper: (num_units,) bounds on u, around 0; infinite where there is none.
+        ranks: Of a sharded model each process has the blocks and pairs of its own parts only; energies are summed over all.
     """
 
     blocks: tuple[Block, ...]
@@ -89,6 +91,7 @@ class Problem:
     slope: Tensor
     lower: Tensor
     upper: Tensor
+    ranks: Ranks = ALONE
 
     @classmethod
     def of(cls, symmetry: Symmetry, g: Mapping[str, Tensor], bounds: tuple[Tensor, Tensor] | None = None) -> Problem:
@@ -103,17 +106,22 @@ class Problem:
             ValueError: g has a negative or non-finite entry or no positive one, or the bounds do not contain scale 1.
         """
         device = next((values.device for values in g.values()), torch.device("cpu"))
-        total = _checked_total(g)
+        ranks = ranks_of(g)
+        total = _checked_total(g, ranks)
         combination = symmetry.combination.to(device)
         n = torch.zeros(combination.num_classes, dtype=torch.float64, device=device)
         blocks, pairs, fixed, p = [], [], 0.0, 0
-        for name, values in g.items():
+        for name, whole in g.items():
+            values = local(whole)
+            if ranks.sharded and not (counts_here(whole) and values.numel()):
+                continue
             positive = values > 0
             p += int(positive.sum())
             if name not in symmetry.scalings:
                 fixed += float(values.sum()) / total
                 continue
-            shape = _Shape.of(symmetry.scalings[name], values)
+            plus, minus = (cut(ids, whole) for ids in (symmetry.scalings[name].plus, symmetry.scalings[name].minus))
+            shape = _Shape.of(plus, minus, values)
             shape.count(positive, n)
             if not shape.dense:
                 pairs.append(shape.pairs(values.double() / total))
@@ -126,11 +134,13 @@ class Problem:
         pairs_of_all = _joined(pairs, device)
         kept = (pairs_of_all.rows != pairs_of_all.columns) & (pairs_of_all.energy > 0)
         lower, upper = _box(symmetry.num_units, bounds, device)
+        fixed += float(pairs_of_all.energy[~kept].sum())
+        fixed, p = ranks.sum(torch.tensor([fixed, p], dtype=torch.float64, device=device)).tolist()
         return cls(
             blocks=tuple(blocks), pairs=Pairs(pairs_of_all.rows[kept], pairs_of_all.columns[kept], pairs_of_all.energy[kept]),
-            fixed=fixed + float(pairs_of_all.energy[~kept].sum()), num_parameters=p, log_total=math.log(total),
-            combination=combination, num_units=symmetry.num_units, slope=combination.transposed(n, symmetry.num_units),
-            groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups), lower=lower, upper=upper,
+            fixed=fixed, num_parameters=int(p), log_total=math.log(total), combination=combination, num_units=symmetry.num_units,
+            slope=combination.transposed(ranks.sum(n), symmetry.num_units), lower=lower, upper=upper, ranks=ranks,
+            groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups),
         )  # fmt: skip
 
     @property
@@ -165,7 +175,7 @@ class Problem:
         """E of the parameters that none of these classes scale, summed up and not subtracted from the whole."""
         shrink, grow = (-v).exp(), v.exp()
         shrink[classes] = grow[classes] = 0.0
-        return self.fixed + float((shrink[self.rows] * self.through(shrink, grow)[0]).sum())
+        return self.fixed + float(self.ranks.sum((shrink[self.rows] * self.through(shrink, grow)[0]).sum()))
 
     def zero(self) -> Tensor:
         """u of the model as it is, (num_units,)."""
@@ -195,7 +205,7 @@ class Point:
         self.shrink, self.grow = (-v).exp(), v.exp()  # of a parameter that the class multiplies, or divides
         to_rows, to_columns = problem.through(self.shrink, self.grow)
         self.by_row, self.by_column = self.shrink[problem.rows] * to_rows, self.grow[problem.columns] * to_columns
-        self.energy = problem.fixed + float(self.by_row.sum())  # E(u) / E(0)
+        self.energy = problem.fixed + float(problem.ranks.sum(self.by_row.sum()))  # E(u) / E(0)
 
     @property
     def value(self) -> float:
@@ -245,7 +255,7 @@ class Point:
         """Cᵀ of what the entries of rows and columns bring to their classes (C with its entries to a power), (num_units,)."""
         problem, C = self.problem, self.problem.combination
         total = torch.zeros_like(self.grow).index_add_(0, problem.rows, at_rows).index_add_(0, problem.columns, at_columns)
-        coefficients = C.coefficients**power
+        total, coefficients = problem.ranks.sum(total), C.coefficients**power
         return Combination(C.classes, C.units, coefficients, C.num_classes).transposed(total, problem.num_units)
 
 
@@ -264,9 +274,9 @@ class _Shape:
     c: Tensor
 
     @classmethod
-    def of(cls, scaling: Scaling, values: Tensor) -> _Shape:
-        rows, r = torch.unique(scaling.plus.to(values.device), return_inverse=True)
-        columns, c = torch.unique(scaling.minus.to(values.device), return_inverse=True)
+    def of(cls, plus: Tensor, minus: Tensor, values: Tensor) -> _Shape:
+        rows, r = torch.unique(plus.to(values.device), return_inverse=True)
+        columns, c = torch.unique(minus.to(values.device), return_inverse=True)
         r, c = (ids.view((1,) * (values.dim() - ids.dim()) + ids.shape) for ids in (r, c))
         return cls(rows.long(), columns.long(), r, c)
 
@@ -325,9 +335,18 @@ def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
     return Pairs(*(torch.cat([getattr(part, name) for part in [empty, *pairs]]) for name in ("rows", "columns", "energy")))
 
 
-def _checked_total(g: Mapping[str, Tensor]) -> float:
-    total = sum(float(values.sum()) for values in g.values())
-    smallest = min((float(values.min()) for values in g.values() if values.numel()), default=0.0)
+def ranks_of(g: Mapping[str, Tensor]) -> Ranks:
+    """The processes over which a diagonal is spread."""
+    sharded = {name: values for name, values in g.items() if is_sharded(values)}
+    return Ranks(group=mesh_group(sharded), sharded=True) if sharded else ALONE
+
+
+def _checked_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
+    held = [local(values).double() for values in g.values() if not ranks.sharded or counts_here(values)]
+    device = held[0].device if held else torch.device("cpu")
+    found = [torch.stack([values.sum(), values.min()]) for values in held if values.numel()]
+    sums = torch.stack(found) if found else torch.zeros(1, 2, dtype=torch.float64, device=device)
+    total, smallest = float(ranks.sum(sums[:, 0].sum())), -float(ranks.maximum(-sums[:, 1].min()))
     if not (math.isfinite(total) and total > 0 and smallest >= 0):
         raise ValueError(f"diag(G) must be finite, not negative, and positive somewhere: its sum is {total}, its least {smallest}")
     return total

@@ -9,18 +9,27 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .errors import RescalingError, TrainChangeError
+from .errors import MismatchError, RescalingError, TrainChangeError
 from .factor import Factor
 from .graph import unwrap
 from .memory import is_writable, overlapping
-from .optimizer_state import transport
+from .moves import Move, Setting, largest, refused
+from .optimizer_state import Transport, transport
 from .outputs import default_tolerance, example_outputs, output_change
+from .ranks import Ranks
+from .sharding import computes_in, local, sharded_parameters
 from .symmetry import Symmetry, fingerprint, scaled_variance
+from .values import Scaling
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 logger = logging.getLogger("pathcond")
 
@@ -35,12 +44,14 @@ class Rescaling:
         output_change_eval: Largest change of an output in eval mode relative to the largest output; None if not verified.
         output_change_train: The same in train mode, where ε of normalizations enters.
         rounded: Whether factors were rounded to powers of two.
+        optimizer_reset: Parameters whose optimizer state could not be moved and starts anew (factored moments of Adafactor).
         seconds: Wall-clock time of the call.
     """
 
     output_change_eval: float | None
     output_change_train: float | None
     rounded: bool
+    optimizer_reset: tuple[str, ...]
     seconds: float
 
 
@@ -49,65 +60,194 @@ def rescale_(
     symmetry: Symmetry,
     log_scales: Tensor,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     optimizer_state: str = "transport",
+    copies: Iterable[nn.Module | Mapping[str, Tensor]] = (),
     round_to_power_of_two: bool | None = None,
     verify: bool = True,
     tolerance: float | None = None,
     train_tolerance: float | None = None,
+    group: Any = None,
 ) -> Rescaling:
     """Multiply every parameter and buffer by its factor; the function stays what it was.
 
     Args:
-        model: The model whose Symmetry was found.
+        model: The model whose Symmetry was found. Of several processes (DistributedDataParallel, fully_shard) all must call.
         symmetry: From ``find_symmetry``.
         log_scales: log λ per unit, (num_units,).
-        optimizer: If given, its state moves to the new coordinates.
+        optimizer: If given, its state moves to the new coordinates; several as a list.
         optimizer_state: "transport", "reset" or "keep".
+        copies: Averages of the model (AveragedModel, EMA) and float32 masters of its parameters, to be scaled along: modules of the
+            same architecture, or tensors by parameter name. Masters' gradients and optimizer state move too.
         round_to_power_of_two: Round every λ to a power of two, which makes the multiplication exact. Default:
             only for models with float16 or bfloat16 parameters.
         verify: Run the example batch through the rescaled weights before the first write.
         tolerance: Largest relative change of an eval output; default √eps of the least precise parameter.
         train_tolerance: Largest relative change of a train output; by default it is only reported.
+        group: The processes that hold copies of a model that is not wrapped; by default those of its wrapper.
 
     Returns:
         The measured change of the outputs in both modes.
 
     Raises:
-        RescalingError: With every reason; the model is bit for bit what it was.
+        RescalingError: With every reason; the model is bit for bit what it was, in every process.
     """
     start = time.perf_counter()
-    model = unwrap(model)
-    tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in symmetry.shapes}
-    peaks = _refuse_unusable(model, symmetry, log_scales, tensors)
-    rounded = is_low_precision(model) if round_to_power_of_two is None else round_to_power_of_two
-    t = symmetry.class_log_scales(_rounded(log_scales) if rounded else log_scales)
-    factors, new_variances = _plan(symmetry, t, tensors)
+    ranks, model = Ranks.of(model, group), unwrap(model)
+    change_eval = change_train = None
     with torch.no_grad():
-        copies = {name: factor.times(tensors[name].detach()) for name, factor in factors.items()} if verify else None
-        _refuse_overflow(factors, new_variances, tensors, peaks, copies)
-        moves = transport(optimizer, optimizer_state, model, factors) if optimizer is not None else []
-        change_eval = change_train = None
-        if copies is not None:
-            change_eval, change_train = _verify(model, symmetry, copies | new_variances, tolerance, train_tolerance)
-        _write(tensors, factors, copies, new_variances)
-        for move in moves:
-            move()
+        with ranks.together():
+            rounded = is_low_precision(model) if round_to_power_of_two is None else round_to_power_of_two
+            plan = _plan(model, symmetry, log_scales, rounded, verify, listed(optimizer), optimizer_state, list(copies))
+        ranks.same("log-scales", {"log_scales": torch.as_tensor(log_scales)})
+        if not ranks.sharded:
+            ranks.same("parameters", dict(model.named_parameters()) if not ranks.alone else {})
+        if verify:
+            with ranks.together():
+                change_eval, change_train = _verify(model, symmetry, plan, tolerance, train_tolerance)
+        plan.write()  # from here on no process waits for another
+    if plan.transport.reset_names:
+        names = plan.transport.reset_names
+        logger.info(
+            "The optimizer state of %d parameters cannot be moved and starts anew: %s ...", len(names), ", ".join(names[:3])
+        )
     return Rescaling(
         output_change_eval=change_eval,
         output_change_train=change_train,
         rounded=rounded,
+        optimizer_reset=plan.transport.reset_names,
         seconds=time.perf_counter() - start,
     )
 
 
+def listed(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]:
+    """One optimizer, several or none, as a list."""
+    if optimizer is None:
+        return []
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Everything that will be written, checked.
+
+    Attributes:
+        tensors: Parameters and buffers to scale, or what this process holds of them.
+        factors: By name; those that are 1 are left out.
+        values: New values of parameters and buffers, if they were computed ahead; running variances always are.
+        moves: Gradients, optimizer state and copies.
+        settings: Running variances of copies.
+        transport: The optimizer state among the moves, and what is reset.
+    """
+
+    tensors: dict[str, Tensor]
+    factors: dict[str, Factor]
+    values: dict[str, Tensor]
+    moves: list[Move]
+    settings: list[Setting]
+    transport: Transport
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Run the body with the new values in place of the parameters, then bring the old ones back."""
+        saved = {name: self.tensors[name].clone() for name in self.values}
+        try:
+            for name, value in self.values.items():
+                self.tensors[name].copy_(value)
+            yield
+        finally:
+            for name, value in saved.items():
+                self.tensors[name].copy_(value)
+
+    def write(self) -> None:
+        for name, factor in self.factors.items():
+            if name in self.values:
+                self.tensors[name].copy_(self.values[name])
+            else:
+                factor.times(self.tensors[name], out=self.tensors[name])
+        for name in self.values.keys() - self.factors.keys():
+            self.tensors[name].copy_(self.values[name])
+        for move in self.moves:
+            move.apply()
+        for setting in self.settings:
+            setting.tensor.copy_(setting.value)
+        for reset in self.transport.resets:
+            reset()
+
+
 def is_low_precision(model: nn.Module) -> bool:
     """Whether factors are powers of two by default: some weights have so few digits that any other factor costs one."""
-    return any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
+    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model)
+    return not types.isdisjoint((torch.float16, torch.bfloat16))
 
 
 def _rounded(log_scales: Tensor) -> Tensor:
     return (torch.as_tensor(log_scales).double() / math.log(2)).round() * math.log(2)
+
+
+def _plan(
+    model: nn.Module,
+    symmetry: Symmetry,
+    log_scales: Tensor,
+    rounded: bool,
+    verify: bool,
+    optimizers: list[torch.optim.Optimizer],
+    optimizer_state: str,
+    copies: list[nn.Module | Mapping[str, Tensor]],
+) -> _Plan:
+    """Compute everything that is to be written, and raise every reason why it cannot be."""
+    named = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in symmetry.shapes}
+    peaks = _refuse_unusable(model, symmetry, log_scales, named)
+    t = symmetry.class_log_scales(_rounded(log_scales) if rounded else log_scales)
+    factors, variances = _factors(symmetry, t, named)
+    tensors = {name: local(named[name]) for name in [*factors, *variances]}
+    values = {name: factor.times(tensors[name]) for name, factor in factors.items()} if verify else {}
+    _refuse_overflow(factors, variances, tensors, peaks, values if verify else None)
+    others = [_tensors_of(copy, named, [*factors, *variances]) for copy in copies]
+    scaled = [(name, holder[name], factors[name]) for holder in [named, *others] for name in factors if name in holder]
+    moves = [
+        Move.of(f"the gradient of {name}", tensor.grad, factor, -1) for name, tensor, factor in scaled if tensor.grad is not None
+    ]
+    moves += [
+        Move.of(f"{name} of a copy", other[name], factors[name].to(other[name].device), 1)
+        for other in others for name in factors if name in other
+    ]  # fmt: skip
+    settings = [
+        Setting(f"{name} of a copy", other[name].detach(), _moved_variance(other[name], symmetry.scalings[name], t))
+        for other in others for name in variances if name in other
+    ]  # fmt: skip
+    moved = transport(optimizers, optimizer_state, scaled)
+    moves += moved.moves
+    problems = refused(moves)
+    problems += [f"{setting.what} would become negative" for setting in settings if not bool((setting.value > 0).all())]
+    written = [*tensors.items(), *((f"{move.what} ({i})", move.tensor) for i, move in enumerate(moves))]
+    problems += [f"{one} and {other} share memory: only one of them may be passed" for one, other in overlapping(written)]
+    _raise(problems)
+    return _Plan(tensors=tensors, factors=factors, values=values | variances, moves=moves, settings=settings, transport=moved)
+
+
+def _tensors_of(copy: nn.Module | Mapping[str, Tensor], named: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    """The tensors of a copy that are to be scaled, by name; those that are the model's own are left out."""
+    if isinstance(copy, nn.Module):
+        inner = unwrap(copy)
+        held = dict([*inner.named_parameters(), *inner.named_buffers()])
+        average = getattr(inner, "module", None)
+        if not held.keys() & set(names) and isinstance(average, nn.Module):  # as EMA wrappers have it
+            return _tensors_of(average, named, names)
+        missing = [name for name in names if name not in held]
+        if missing:
+            raise MismatchError(
+                f"The model was not changed, because a copy of it has no {', '.join(missing[:3])}: {type(copy).__name__}"
+            )
+    else:
+        held = dict(copy)
+    found = {name: held[name] for name in names if name in held and held[name] is not named[name]}
+    for name, tensor in found.items():
+        if tensor.shape != named[name].shape:
+            raise MismatchError(
+                f"The model was not changed, because {name} is {tuple(named[name].shape)} and {tuple(tensor.shape)} in a copy of it"
+            )
+    return found
 
 
 def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, tensors: dict[str, Tensor]) -> dict[str, float]:
@@ -119,7 +259,7 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
     if any(t.is_meta for t in tensors.values()):
         raise RescalingError("The model is on the meta device and has no weights: load them first, then rescale.")
     if fingerprint(model) != symmetry.fingerprint:
-        raise RescalingError(
+        raise MismatchError(
             f"{type(model).__name__} has changed since its Symmetry was found (modules, shapes, dtypes or tied weights "
             "differ): call find_symmetry again."
         )
@@ -129,31 +269,25 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
         problems.append(f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite")
     # Buffers that are not scaled may hold what they like: the −inf of a causal mask, say.
     names = list(dict.fromkeys([*(name for name, _ in model.named_parameters() if name in tensors), *symmetry.scalings]))
-    peaks = dict(zip(names, _largest([tensors[name] for name in names]), strict=True))
+    peaks = dict(zip(names, largest(local(tensors[name]) for name in names), strict=True))
     for name, peak in peaks.items():
         tensor = tensors[name]
         if tensor.is_inference():
             problems.append(f"{name} was made under torch.inference_mode and cannot be written in place: clone it first")
-        if tensor.grad is not None and not is_writable(tensor.grad):
+        if tensor.grad is not None and not is_writable(local(tensor.grad)):
             problems.append(f"the gradient of {name} is sparse, shares memory or is an inference tensor: call zero_grad() first")
         if not math.isfinite(peak):
             problems.append(f"{name} {tuple(tensor.shape)} has NaN or infinite values: repair or reload it first")
     gradients = {
-        f"the gradient of {name}": t.grad for name, t in tensors.items() if name in symmetry.scalings and t.grad is not None
+        f"the gradient of {name}": local(t.grad) for name, t in tensors.items() if name in symmetry.scalings and t.grad is not None
     }
     written = {*symmetry.scalings, *gradients}
-    for one, other in overlapping([*tensors.items(), *gradients.items()]):
+    held = [(name, local(t)) for name, t in tensors.items()]
+    for one, other in overlapping([*held, *gradients.items()]):
         if one in written or other in written:
             problems.append(f"{one} and {other} share memory, of which the Symmetry knows nothing: call find_symmetry again")
     _raise(problems)
     return peaks
-
-
-def _largest(tensors: list[Tensor]) -> list[float]:
-    """The largest absolute value of each tensor; NaN if it holds one."""
-    filled = [t.detach() if t.numel() else torch.zeros(1) for t in tensors]
-    peaks = [torch.maximum(t.amax(), -t.amin()).double().cpu() for t in filled]
-    return torch.stack(peaks).tolist() if peaks else []
 
 
 def _raise(problems: list[str]) -> None:
@@ -161,20 +295,25 @@ def _raise(problems: list[str]) -> None:
         raise RescalingError("The model was not changed, because\n  - " + "\n  - ".join(problems))
 
 
-def _plan(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
+def _factors(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
     """The factors to apply, and the running variances to set; tensors whose factor is 1 are left out."""
     factors, variances = {}, {}
     grow, shrink, moves = _exp(t), _exp(-t), t != 0
     for name, scaling in symmetry.scalings.items():
         tensor, plus, minus = tensors[name], scaling.plus.long(), scaling.minus.long()
         if scaling.epsilon is not None:
-            moved = scaled_variance(tensor.detach().cpu(), t[plus], scaling.epsilon)
-            variances[name] = moved.to(tensor.device, tensor.dtype)
+            if bool(moves[plus].any()):
+                variances[name] = _moved_variance(tensor, scaling, t)
             continue
-        parts = [scale[ids].to(tensor.device) for scale, ids in ((grow, plus), (shrink, minus)) if bool(moves[ids].any())]
+        parts = [scale[ids] for scale, ids in ((grow, plus), (shrink, minus)) if bool(moves[ids].any())]
         if parts:
-            factors[name] = Factor(tuple(parts))
+            factors[name] = Factor.of(parts, tensor)
     return factors, variances
+
+
+def _moved_variance(variance: Tensor, scaling: Scaling, t: Tensor) -> Tensor:
+    assert scaling.epsilon is not None
+    return scaled_variance(variance.detach().cpu(), t[scaling.plus.long()], scaling.epsilon).to(variance.device, variance.dtype)
 
 
 def _exp(log_scales: Tensor) -> Tensor:
@@ -190,26 +329,24 @@ def _refuse_overflow(
     variances: dict[str, Tensor],
     tensors: dict[str, Tensor],
     peaks: dict[str, float],
-    copies: dict[str, Tensor] | None,
+    values: dict[str, Tensor] | None,
 ) -> None:
     """Refuse factors that leave the range of a parameter's type, and variances that would become negative."""
     problems = []
     for name, factor in factors.items():
-        tensor, range_ = tensors[name].detach(), torch.finfo(tensors[name].dtype)
-        smallest, largest = factor.bounds
-        if not tensor.numel():
+        tensor, range_ = tensors[name], torch.finfo(tensors[name].dtype)
+        smallest, greatest = factor.bounds
+        # Nothing is lost while factors stay this far inside the type's range.
+        if not tensor.numel() or (max(peaks[name], 1.0) * greatest <= range_.max and smallest >= 1e-3):
             continue
-        # Without a copy to look at: nothing is lost while factors stay this far inside the type's range.
-        if copies is None and max(peaks[name], 1.0) * largest <= range_.max and smallest >= 1e-3:
-            continue
-        moved = copies[name] if copies is not None else factor.times(tensor)
+        moved = values[name] if values is not None else factor.times(tensor)
         lost = ((moved == 0) & (tensor != 0)).any()
-        if copies is not None and range_.smallest_normal <= float(moved.abs().max()):
+        if values is not None and range_.smallest_normal <= float(moved.abs().max()):
             lost = torch.zeros_like(lost)  # what is lost is below the rounding of the tensor's largest; verification decides
         if not moved.isfinite().all() or lost:
             problems.append(
                 f"{name} {tuple(tensor.shape)} would {'underflow' if lost else 'overflow'} {tensor.dtype}: its factors lie "
-                f"between {smallest:.3g} and {largest:.3g}; use smaller log-scales or a wider type"
+                f"between {smallest:.3g} and {greatest:.3g}; use smaller log-scales or a wider type"
             )
     for name, variance in variances.items():
         if not (variance > 0).all():
@@ -222,14 +359,19 @@ def _refuse_overflow(
 
 
 def _verify(
-    model: nn.Module, symmetry: Symmetry, copies: dict[str, Tensor], tolerance: float | None, train_tolerance: float | None
+    model: nn.Module, symmetry: Symmetry, plan: _Plan, tolerance: float | None, train_tolerance: float | None
 ) -> tuple[float, float]:
-    """Relative change of the outputs in eval and train mode if the copies were written."""
+    """Relative change of the outputs in eval and train mode if the plan were written."""
     limit = tolerance if tolerance is not None else default_tolerance(model)
+    sharded = bool(sharded_parameters(model))
     changes = []
     for training in (False, True):
         before = example_outputs(model, symmetry.example_inputs, {}, training=training)
-        after = example_outputs(model, symmetry.example_inputs, copies, training=training)
+        if sharded:  # forward gathers the parameters from where they are
+            with plan.on_trial():
+                after = example_outputs(model, symmetry.example_inputs, {}, training=training)
+        else:
+            after = example_outputs(model, symmetry.example_inputs, plan.values, training=training)
         changes.append(output_change(before, after))
     in_eval, in_train = changes
     if not in_eval <= limit:
@@ -255,18 +397,3 @@ def _why_train_differs(symmetry: Symmetry) -> str:
     if symmetry.normalization == "paper":
         return 'normalization="paper" keeps eval mode only'
     return "some scales in front of a norm are small against its ε; symmetry.log_scale_bounds(model) gives the safe range"
-
-
-def _write(
-    tensors: dict[str, Tensor], factors: dict[str, Factor], copies: dict[str, Tensor] | None, variances: dict[str, Tensor]
-) -> None:
-    for name, factor in factors.items():
-        tensor = tensors[name]
-        if copies is not None:
-            tensor.copy_(copies[name])
-        else:
-            factor.times(tensor.detach(), out=tensor.detach())
-        if tensor.grad is not None:
-            factor.times(tensor.grad.detach(), power=-1, out=tensor.grad.detach())
-    for name, variance in variances.items():
-        tensors[name].copy_(variance)

@@ -29,6 +29,7 @@ from .labels import FIXED
 from .memory import overlapping
 from .propagation import Propagation
 from .scales import UNSET, Scales
+from .sharding import original_class
 from .values import Scaling
 
 Normalization = Literal["absorb", "gain", "full", "paper"]
@@ -273,7 +274,8 @@ def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tens
 def fingerprint(model: nn.Module) -> str:
     """Changes with the structure of a model (modules, options, shapes, ties), not with its weights."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    description = [repr(model), *(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors), repr(canonical_names(model))]
+    description = [f"{name} {original_class(module).__name__}({module.extra_repr()})" for name, module in model.named_modules()]
+    description += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors] + [repr(canonical_names(model))]
     return hashlib.sha256("\n".join(description).encode()).hexdigest()
 
 

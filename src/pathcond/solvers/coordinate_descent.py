@@ -76,7 +76,7 @@ def _minimise(layer: Layer | Unit, problem: Problem, u: Tensor, v: Tensor, energ
         old = float(u[layer.unit])
         energy = layer.minimise(problem, u, v, energy)
         return energy, abs(float(u[layer.unit]) - old)
-    units, (into, out) = layer.units, layer.energies(v)
+    units, (into, out) = layer.units, layer.energies(problem, v)
     x = u[units].exp()
     columns = [into, out, into / x, out * x, problem.slope[units], problem.lower[units], problem.upper[units], u[units]]
     numbers = torch.stack(columns).tolist()

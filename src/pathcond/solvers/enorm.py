@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ class ENorm(Solver):
     c: float = 1
     cycles: int | None = 1
     balance_last: bool = False
+    needs_energy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +102,7 @@ def _one_sided(problem: Problem) -> Tensor:
     into, out = (torch.zeros(C.num_classes, dtype=torch.float64, device=problem.device) for _ in range(2))
     into.index_add_(0, problem.rows, point.by_row)
     out.index_add_(0, problem.columns, point.by_column)
+    into, out = problem.ranks.sum(torch.stack([into, out]))
     positive = C.coefficients > 0
     sides = []
     for up, down in ((into, out), (out, into)):

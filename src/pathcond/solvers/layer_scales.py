@@ -51,7 +51,8 @@ class LayerScales:
         pair[0][row:] = count + at
         ends = torch.cat([*found, torch.stack([single // len(moves), single % len(moves)], 1)])
         self.pair_of_row, self.pair_of_column = pair
-        self.directions = moves[ends[:, 0]] - moves[ends[:, 1]]
+        self.ranks, self.own = problem.ranks, len(ends)
+        self.directions = self.ranks.concatenated(moves[ends[:, 0]] - moves[ends[:, 1]])
 
     def _moves(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """The distinct ways in which classes move with the layers, (kinds, layers), and which of them each class has."""
@@ -79,7 +80,7 @@ class LayerScales:
 
     def energies(self, point: Point) -> Tensor:
         """e, (pairs of ends,)."""
-        e = torch.zeros(len(self.directions), dtype=torch.float64, device=self.free.device)
+        e = torch.zeros(self.own, dtype=torch.float64, device=self.free.device)
         for values, pair in ((point.by_row, self.pair_of_row), (point.by_column, self.pair_of_column)):
             e.index_add_(0, pair[pair >= 0], values[pair >= 0])
         for first, block in self.mixed:
@@ -89,7 +90,7 @@ class LayerScales:
             sums = torch.zeros(len(above), len(below), dtype=torch.float64, device=e.device)
             sums.index_add_(0, r, point.shrink[block.rows, None] * (block.energy @ ends))
             e[first : first + sums.numel()] = sums.flatten()
-        return e
+        return self.ranks.concatenated(e)
 
     def minimum(self, point: Point, steps: int = 100) -> tuple[Tensor, float]:
         """The w that minimises F along these directions from the point, (layers,), and E there: Newton, damped until it pays."""

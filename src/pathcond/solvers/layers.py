@@ -58,12 +58,13 @@ class Layer:
     incoming: list[Side]
     outgoing: list[Side]
 
-    def energies(self, v: Tensor) -> tuple[Tensor, Tensor]:
+    def energies(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         """C and B of every unit, (n,) each: what enters and what leaves it, its own scale taken out."""
         into, out = (torch.zeros(len(self.units), dtype=torch.float64, device=v.device) for _ in range(2))
         for total, sides in ((into, self.incoming), (out, self.outgoing)):
             for side in sides:
                 total.index_add_(0, side.members, side.sums(v))
+        into, out = problem.ranks.sum(torch.stack([into, out]))
         return into, out
 
     def rest(self, problem: Problem, v: Tensor, energy: float, own: float) -> float:
@@ -73,7 +74,7 @@ class Layer:
 
     def minimise(self, problem: Problem, u: Tensor, v: Tensor, energy: float) -> float:
         """Move all units to their common minimum, in place in u and v; returns the new E."""
-        into, out = self.energies(v)
+        into, out = self.energies(problem, v)
         x, a = u[self.units].exp(), problem.slope[self.units] / problem.num_parameters
         low, high = problem.lower[self.units].exp(), problem.upper[self.units].exp()
         movable = ((into > 0) & (out > 0)) | ((into > 0) & (a > 0)) | ((out > 0) & (a < 0))
@@ -132,6 +133,10 @@ class Unit:
                 e = (-v[block.rows]).exp()[:, None] * block.energy * v[block.columns].exp()
             for value in torch.unique(k[k != 0]).tolist():
                 sums[value] = sums.get(value, 0.0) + float(e[k == value].sum())
+        if problem.ranks.sharded:
+            found, sums = torch.tensor(list(sums.items()), dtype=torch.float64).view(-1, 2), {}
+            for value, part in problem.ranks.concatenated(found).tolist():
+                sums[value] = sums.get(value, 0.0) + part
         return {k: s for k, s in sums.items() if s > 0}
 
 
@@ -217,6 +222,8 @@ class _Sides:
         self._cut(pairs.columns, pairs.rows, pairs.energy, -1)
         rows, columns = self.layer[pairs.rows], self.layer[pairs.columns]
         self.coupled |= set(rows[rows == columns].unique().tolist())
+        seen = torch.tensor([layer in self.coupled for layer in range(len(problem.groups))], dtype=torch.float64, device=own.device)
+        self.coupled = set(problem.ranks.maximum(seen).nonzero().flatten().tolist())
 
     def _cut(self, ends: Tensor, others: Tensor, energy: Tensor, sign: int) -> None:
         sides = self.incoming if sign == 1 else self.outgoing

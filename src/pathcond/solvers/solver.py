@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ class Solver(ABC):
     """
 
     max_log_scale: float | None = None
+    needs_energy: ClassVar[bool] = True  # whether its problem is made of diag(G)
 
     def __post_init__(self) -> None:
         if self.max_log_scale is not None and not self.max_log_scale > 0:

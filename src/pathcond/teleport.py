@@ -1,0 +1,229 @@
+"""Conditioning during training: the paper's Algorithm 1 (alg. ideal) as a hook on the optimizer.
+
+    θ_{k+½} = D_k θ_k                       every few steps: the best rescaling, with the optimizer's state moved along
+    θ_{k+1} = θ_{k+½} − μ_k ∇L(θ_{k+½})     the optimizer's own step
+
+What does not depend on the weights, the captured graph and its Symmetry, is found once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .condition import Prepared, condition_, prepare
+from .errors import EnergyRangeError, MismatchError, RescalingError
+from .graph import unwrap
+from .ranks import Ranks, refuse_unclear
+from .report import Report
+from .rescale import Optimizers, listed
+from .solvers import DEFAULT, Solver
+from .solvers.solver import refuse_other_than_solver
+from .symmetry import Normalization
+
+logger = logging.getLogger("pathcond")
+
+WARNINGS = 5  # of teleports that were left out, before they are only counted
+
+
+def teleport(
+    optimizer: Optimizers,
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    every: int | Literal["epoch"] = 100,
+    solver: Solver = DEFAULT,
+    normalization: Normalization = "absorb",
+    schedule: Callable[[int], bool] | None = None,
+    on_teleport: Callable[[Report], object] = lambda report: None,
+    **options: Any,
+) -> Teleportation:
+    """Condition a model again and again while it trains, without changing its function.
+
+    After every N-th step that the optimizer really takes, the weights move to the best rescaling and the optimizer's state with
+    them. Micro-steps of gradient accumulation and steps that a GradScaler skips are no steps. Training starts wherever the weights
+    are: call ``condition_`` before the first step.
+
+    Args:
+        optimizer: The optimizer of the model; all of them as a list, if there are several: the last one's steps count.
+        model: As it is trained, wrapped or not.
+        example_inputs: One batch, as for ``condition_``, or what ``prepare`` made.
+        every: Steps between teleports, or "epoch": then ``Teleportation.end_epoch`` is to be called.
+        solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``, which every=1 makes the training method of Stock et al.
+        normalization: As in ``condition_``.
+        schedule: In place of ``every``: told the number of steps taken, it says whether to teleport now.
+        on_teleport: Called with the report of each.
+        **options: Any other of ``condition_``: ``optimizer_state``, ``copies``, ``verify``, ``train_tolerance``, ``group``, ...
+
+    Returns:
+        A handle: ``remove()`` ends it, ``state_dict()`` goes into the checkpoint.
+
+    Raises:
+        UnsupportedModelError: The model cannot be captured.
+        MismatchError: From ``optimizer.step()``: the state of this optimizer cannot be moved. A teleport that is refused because of
+            the weights at that moment (NaN, overflow) is left out with a warning instead, and training goes on.
+
+    >>> import torch, pathcond
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> handle = pathcond.teleport(optimizer, model, torch.randn(16, 8), every=2)
+    >>> for _ in range(5):
+    ...     loss = model(torch.randn(16, 8)).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> handle.steps, handle.teleports
+    (5, 2)
+    """
+    refuse_other_than_solver(solver)
+    _refuse_unusable(every, schedule, options)
+    group = options.get("group")
+    refuse_unclear(model, group)
+    ranks = Ranks.of(model, group)
+    settings = {"normalization": normalization, "approximate": options.get("approximate", False)}
+    with ranks.together():
+        prepared = prepare(model, example_inputs, **settings)
+        _say_what_no_optimizer_holds(listed(optimizer), model, options.get("copies", ()))
+    fingerprint = torch.tensor(list(prepared.symmetry.fingerprint.encode()), dtype=torch.uint8)
+    ranks.same("Symmetry", {"fingerprint": fingerprint, "num_units": torch.tensor(prepared.symmetry.num_units)})
+    options = {"describe": False} | options | settings | {"solver": solver, "optimizer": optimizer}
+    return Teleportation(model, prepared, every, schedule, on_teleport, options)
+
+
+class Teleportation:
+    """A running teleport; made by ``teleport``.
+
+    Attributes:
+        steps: Steps that the optimizer has taken.
+        epochs: Calls of ``end_epoch``.
+        teleports: How often the weights were moved.
+        left_out: How often they could not be.
+        report: Of the last teleport.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prepared: Prepared,
+        every: int | Literal["epoch"],
+        schedule: Callable[[int], bool] | None,
+        on_teleport: Callable[[Report], object],
+        options: dict[str, Any],
+    ) -> None:
+        self._model, self._prepared, self._options = model, prepared, options
+        self._schedule, self._stride, self._on_teleport = schedule, 1, on_teleport
+        if schedule is None and every != "epoch":
+            self._schedule, self._stride = lambda steps: steps % every == 0, every
+        self._steps = self.epochs = self.teleports = self.left_out = 0
+        self.report: Report | None = None
+        self._decided = 0  # the step at which it was last looked whether to teleport
+        self._skipped: Tensor | None = None  # steps among those counted that a GradScaler may have skipped, still on the device
+        self._hook = listed(options["optimizer"])[-1].register_step_post_hook(self._after_step)
+
+    @property
+    def steps(self) -> int:
+        if self._skipped is not None:
+            self._steps -= int(self._skipped)
+            self._skipped = None
+        return self._steps
+
+    @torch.compiler.disable
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return  # a CUDA graph is being recorded: no step has been taken
+        skipped = getattr(optimizer, "found_inf", None)  # how a GradScaler tells fused optimizers to do nothing
+        if skipped is not None:
+            skipped = (skipped.detach() > 0).long().sum()
+            self._skipped = skipped if self._skipped is None else self._skipped + skipped
+        self.step()
+
+    def step(self) -> None:
+        """Count one step, and teleport if it is time. The hook calls it; call it yourself after replaying a CUDA graph."""
+        self._steps += 1
+        if self._schedule is None or self._steps % self._stride:
+            return  # not time even if no step was skipped: so the device is seldom waited for
+        steps = self.steps
+        if steps != self._decided:  # or this one was skipped
+            self._decided = steps
+            if self._schedule(steps):
+                self.now()
+
+    def end_epoch(self) -> None:
+        """Tell that an epoch is over; teleports if ``every="epoch"``."""
+        self.epochs += 1
+        if self._schedule is None:
+            self.now()
+
+    def now(self) -> Report | None:
+        """Teleport at once.
+
+        Returns:
+            What was done; None if it was refused, with a warning, and the model is as it was.
+        """
+        try:
+            report = condition_(self._model, self._prepared, **self._options)
+        except MismatchError:
+            raise
+        except (RescalingError, EnergyRangeError) as error:
+            self.left_out += 1
+            if self.left_out <= WARNINGS:
+                logger.warning("The teleport after step %d was left out. %s", self.steps, error)
+            return None
+        self.teleports, self.report = self.teleports + 1, report
+        self._on_teleport(report)
+        return report
+
+    def remove(self) -> None:
+        """End it; the weights stay where they are."""
+        self._hook.remove()
+
+    def state_dict(self) -> dict[str, int]:
+        """What a resumed run needs to teleport at the same steps; plain numbers."""
+        return {"steps": self.steps, "epochs": self.epochs, "teleports": self.teleports, "left_out": self.left_out}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on counting where another run stopped."""
+        missing = [key for key in ("steps", "epochs", "teleports", "left_out") if not isinstance(state.get(key), int)]
+        if missing:
+            raise ValueError(f"This is not the state of a teleport: it has no {', '.join(missing)}")
+        self._steps = self._decided = state["steps"]
+        self._skipped = None
+        self.epochs, self.teleports, self.left_out = state["epochs"], state["teleports"], state["left_out"]
+
+
+def _refuse_unusable(every: Any, schedule: Any, options: dict[str, Any]) -> None:
+    if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ValueError(f'every={every!r}: give a number of steps, or "epoch"')
+    if schedule is not None and not callable(schedule):
+        raise TypeError(f"schedule={schedule!r}: give a function of the number of steps that says whether to teleport")
+    known = set(inspect.signature(condition_).parameters) - {"model", "example_inputs", "solver", "normalization", "optimizer"}
+    unknown = options.keys() - known
+    if unknown:
+        raise TypeError(f"teleport has no option {', '.join(sorted(unknown))}; beside its own it takes {', '.join(sorted(known))}")
+
+
+def _say_what_no_optimizer_holds(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: Any) -> None:
+    """Refuse optimizers of another model; warn of parameters that train outside of the given ones, whose state cannot move."""
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    masters = [copy for copy in copies if isinstance(copy, Mapping)]
+    parameters = dict(unwrap(model).named_parameters())
+    outside = [
+        name
+        for name, parameter in parameters.items()
+        if id(parameter) not in held and not any(id(copy.get(name)) in held for copy in masters)
+    ]
+    if len(outside) == len(parameters):
+        raise ValueError(
+            "The optimizer holds none of the model's parameters. Pass the one that trains this model; if it trains float32 "
+            "masters, pass them by name: copies=[{name: master, ...}]."
+        )
+    training = [name for name in outside if parameters[name].requires_grad]
+    if training:
+        logger.warning(
+            "%d trainable parameters are in no optimizer given to teleport (%s ...): if another one trains them, pass both as a "
+            "list, or its state will not move along.", len(training), ", ".join(training[:3]),
+        )  # fmt: skip
