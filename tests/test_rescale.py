@@ -103,54 +103,6 @@ def test_gradients_move_along() -> None:
         torch.testing.assert_close(moved[name], parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("make_optimizer", [
-    lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
-    lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
-    lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True, eps=1e-30),
-    lambda p: torch.optim.Adagrad(p, 0.01),
-    lambda p: torch.optim.Adadelta(p, 0.01, eps=1e-30),
-])  # fmt: skip
-def test_optimizer_state_moves_along(make_optimizer: object) -> None:
-    """State after a rescaling is the state that the moved gradients would have built up (ε next to 0: it does not scale)."""
-    model, inputs = make("mlp")
-    symmetry = pathcond.find_symmetry(model, inputs)
-    twin = copy.deepcopy(model)
-    log_scales = torch.randint(-2, 3, (symmetry.num_units,)).double() * torch.tensor(2.0).double().log()
-    pathcond.rescale_(twin, symmetry, log_scales)
-    factors = symmetry.factors(log_scales)
-    first, second = make_optimizer(model.parameters()), make_optimizer(twin.parameters())
-    for _ in range(3):
-        for name, parameter in model.named_parameters():
-            parameter.grad = torch.randn_like(parameter)
-            twin.get_parameter(name).grad = parameter.grad / factors[name]
-        for optimizer in (first, second):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0
-            optimizer.step()
-    pathcond.rescale_(model, symmetry, log_scales, optimizer=first)
-    compared = 0
-    for name, parameter in model.named_parameters():
-        for key, value in first.state[parameter].items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                torch.testing.assert_close(value, second.state[twin.get_parameter(name)][key], rtol=1e-12, atol=0)
-                compared += 1
-    assert compared >= len(list(model.parameters()))
-
-
-def test_unknown_optimizer_state_is_an_error_that_offers_a_way_out() -> None:
-    model, inputs = make("mlp")
-    symmetry = pathcond.find_symmetry(model, inputs)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    weight = model[0].weight
-    optimizer.state[weight]["curvature"] = torch.ones_like(weight)
-    before = snapshot(model)
-    with pytest.raises(pathcond.RescalingError, match=r"'curvature'.*0\.weight(.|\n)*reset"):
-        pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units), optimizer=optimizer)
-    assert unchanged(model, before)
-    pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units), optimizer=optimizer, optimizer_state="reset")
-    assert not optimizer.state[weight]
-
-
 # -- bad input: a clear error and an untouched model ----------------------------------------------
 
 

@@ -131,7 +131,8 @@ def condition_(
         g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate) if needed else {}
 
     def solved(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
-        solution = _solution(symmetry, g, solver, model, _bounds(symmetry, model, ranks, share, max_log_scale), rounded)
+        bounds = _bounds(symmetry, model, ranks, share, max_log_scale)
+        solution = _solution(symmetry, g, solver, model, bounds, rounded)
         return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
 
     for share in EPSILON_SHARES if verify else (SAFE_EPSILON_SHARE,):

@@ -163,14 +163,15 @@ def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
 
     Every module's mode and all random states are restored.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules() if module.training != training]
     python_state, torch_state = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")  # only a program that has imported it can draw from it
     numpy_state = numpy.random.get_state() if numpy is not None else None
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     cuda_states = torch.cuda.get_rng_state_all() if cuda else []
     try:
-        model.train(training)
+        if modes:
+            model.train(training)
         with contextlib.ExitStack() as stack:
             for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
                 stack.enter_context(torch.autocast(kind, enabled=False))

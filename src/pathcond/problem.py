@@ -35,6 +35,8 @@ from .ranks import ALONE, Ranks
 from .sharding import counts_here, cut, is_sharded, local, mesh_group
 from .symmetry import Combination, Symmetry
 
+SMALL = 2**21  # entries of all blocks up to which a problem is solved on the CPU: there are too few to keep a GPU busy
+
 
 @dataclass(frozen=True)
 class Block:
@@ -105,24 +107,22 @@ class Problem:
         Raises:
             ValueError: g has a negative or non-finite entry or no positive one, or the bounds do not contain scale 1.
         """
-        device = next((values.device for values in g.values()), torch.device("cpu"))
         ranks = ranks_of(g)
         total = _checked_total(g, ranks)
-        combination = symmetry.combination.to(device)
-        n = torch.zeros(combination.num_classes, dtype=torch.float64, device=device)
-        blocks, pairs, fixed, p = [], [], 0.0, 0
-        for name, whole in g.items():
+        shapes: list[_Shape] = []
+        counts: list[Tensor] = []
+        blocks, pairs, fixed = [], [], []
+        for name, whole in g.items():  # nothing here waits for the device
             values = local(whole)
             if ranks.sharded and not (counts_here(whole) and values.numel()):
                 continue
-            positive = values > 0
-            p += int(positive.sum())
             if name not in symmetry.scalings:
-                fixed += float(values.sum()) / total
+                fixed.append(torch.stack([values.double().sum() / total, (values > 0).sum().double()]))
                 continue
             plus, minus = (cut(ids, whole) for ids in (symmetry.scalings[name].plus, symmetry.scalings[name].minus))
-            shape = _Shape.of(plus, minus, values)
-            shape.count(positive, n)
+            shape = _Shape.of(plus, minus, values.dim())
+            shapes.append(shape)
+            counts += shape.counts(values > 0)
             if not shape.dense:
                 pairs.append(shape.pairs(values.double() / total))
                 continue
@@ -130,15 +130,24 @@ class Problem:
             if min(block.energy.shape) > 1:
                 blocks.append(block)
             else:
-                pairs.append(Pairs(*torch.broadcast_tensors(block.rows, block.columns, block.energy.flatten())))
-        pairs_of_all = _joined(pairs, device)
-        kept = (pairs_of_all.rows != pairs_of_all.columns) & (pairs_of_all.energy > 0)
+                rows, columns = torch.broadcast_tensors(block.rows, block.columns)
+                pairs.append(Pairs(rows, columns, block.energy.flatten()))
+        device = next((values.device for values in g.values()), torch.device("cpu"))
+        entries = torch.tensor(float(sum(block.energy.numel() for block in blocks)))
+        if float(ranks.maximum(entries)) <= SMALL:
+            device = torch.device("cpu")
+        combination = symmetry.combination.to(device)
+        n, p = _numbers(shapes, counts, combination.num_classes, device)
+        single = _joined(pairs, device)
+        kept = (single.rows != single.columns) & (single.energy > 0)
+        others = torch.stack(fixed).sum(0).to(device) if fixed else torch.zeros(2, dtype=torch.float64, device=device)
+        others += torch.stack([single.energy[~kept].sum(), torch.tensor(float(p), device=device)])
+        rest, p = ranks.sum(others).tolist()
         lower, upper = _box(symmetry.num_units, bounds, device)
-        fixed += float(pairs_of_all.energy[~kept].sum())
-        fixed, p = ranks.sum(torch.tensor([fixed, p], dtype=torch.float64, device=device)).tolist()
         return cls(
-            blocks=tuple(blocks), pairs=Pairs(pairs_of_all.rows[kept], pairs_of_all.columns[kept], pairs_of_all.energy[kept]),
-            fixed=fixed, num_parameters=int(p), log_total=math.log(total), combination=combination, num_units=symmetry.num_units,
+            blocks=tuple(Block(b.rows.to(device), b.columns.to(device), b.energy.to(device)) for b in blocks),
+            pairs=Pairs(single.rows[kept], single.columns[kept], single.energy[kept]),
+            fixed=rest, num_parameters=int(p), log_total=math.log(total), combination=combination, num_units=symmetry.num_units,
             slope=combination.transposed(ranks.sum(n), symmetry.num_units), lower=lower, upper=upper, ranks=ranks,
             groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups),
         )  # fmt: skip
@@ -265,7 +274,7 @@ class _Shape:
 
     Attributes:
         rows, columns: (R,) and (C,) distinct classes.
-        r, c: Position in them of every element; int64 that broadcast to the parameter's shape.
+        r, c: Position in them of every element; int64 that broadcast to the parameter's shape. All on the CPU.
     """
 
     rows: Tensor
@@ -274,26 +283,25 @@ class _Shape:
     c: Tensor
 
     @classmethod
-    def of(cls, plus: Tensor, minus: Tensor, values: Tensor) -> _Shape:
-        rows, r = torch.unique(plus.to(values.device), return_inverse=True)
-        columns, c = torch.unique(minus.to(values.device), return_inverse=True)
-        r, c = (ids.view((1,) * (values.dim() - ids.dim()) + ids.shape) for ids in (r, c))
+    def of(cls, plus: Tensor, minus: Tensor, dim: int) -> _Shape:
+        rows, r = torch.unique(plus, return_inverse=True)
+        columns, c = torch.unique(minus, return_inverse=True)
+        r, c = (ids.view((1,) * (dim - ids.dim()) + ids.shape) for ids in (r, c))
         return cls(rows.long(), columns.long(), r, c)
 
     @property
     def size(self) -> torch.Size:
-        return torch.broadcast_shapes(self.r.shape, self.c.shape)
+        return torch.Size(max(m, n) for m, n in zip(self.r.shape, self.c.shape, strict=True))
 
     @property
     def dense(self) -> bool:
         """Whether a matrix over all pairs of classes is no larger than the pairs that occur."""
         return self.size.numel() >= len(self.rows) * len(self.columns)
 
-    def count(self, positive: Tensor, n: Tensor) -> None:
-        """Add to n, (num_classes,), the parameters with g > 0 that each class multiplies, less those that it divides."""
-        for classes, ids, sign in ((self.rows, self.r, 1), (self.columns, self.c, -1)):
-            counts = _summed(positive, ids.shape).double().flatten()
-            n.index_add_(0, classes[ids.flatten()], sign * counts)
+    def counts(self, positive: Tensor) -> tuple[Tensor, Tensor]:
+        """The parameters with g > 0 at every element of r and of c, flattened, on the device of ``positive``."""
+        by_row, by_column = (_summed(positive, ids.shape).double().flatten() for ids in (self.r, self.c))
+        return by_row, by_column
 
     def pairs(self, values: Tensor) -> Pairs:
         """Every pair that occurs, element by element."""
@@ -306,7 +314,7 @@ class _Shape:
         values = _summed(values, size)
         of_row = [d for d, n in enumerate(self.r.shape) if n > 1]
         if any(self.c.shape[d] > 1 for d in of_row):  # a grouped kernel: classes vary together along an axis
-            pairs = (self.r * C + self.c).flatten()
+            pairs = (self.r * C + self.c).flatten().to(values.device)
             return torch.zeros(R * C, dtype=values.dtype, device=values.device).index_add_(0, pairs, values.flatten()).view(R, C)
         others = [d for d in range(len(size)) if d not in of_row]
         values = values.permute(of_row + others).reshape(self.r.numel(), -1)
@@ -318,9 +326,10 @@ def _merged(values: Tensor, ids: Tensor, count: int) -> Tensor:
     if len(ids) == count and bool((ids[1:] > ids[:-1]).all()):
         return values
     run = len(ids) // count
-    if run * count == len(ids) and torch.equal(ids, torch.arange(count, device=ids.device).repeat_interleave(run)):
+    if run * count == len(ids) and torch.equal(ids, torch.arange(count).repeat_interleave(run)):
         return values.unflatten(0, (count, run)).sum(1)  # the pixels of a flattened image
-    return torch.zeros(count, values.shape[1], dtype=values.dtype, device=values.device).index_add_(0, ids, values)
+    zeros = torch.zeros(count, values.shape[1], dtype=values.dtype, device=values.device)
+    return zeros.index_add_(0, ids.to(values.device), values)
 
 
 def _summed(values: Tensor, shape: torch.Size) -> Tensor:
@@ -329,10 +338,24 @@ def _summed(values: Tensor, shape: torch.Size) -> Tensor:
     return values.sum(axes, keepdim=True) if axes else values
 
 
+def _numbers(shapes: list[_Shape], counts: list[Tensor], num_classes: int, device: torch.device) -> tuple[Tensor, int]:
+    """Parameters with g > 0 that each class multiplies, less those that it divides, (num_classes,), and how many there are."""
+    n = torch.zeros(num_classes, dtype=torch.float64, device=device)
+    if not counts:
+        return n, 0
+    each = torch.cat(counts).to(device)
+    classes = torch.cat([ids for shape in shapes for ids in (shape.rows[shape.r.flatten()], shape.columns[shape.c.flatten()])])
+    sizes = [len(part) for part in counts]
+    signs = torch.tensor([1.0, -1.0] * len(shapes), dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
+    n.index_add_(0, classes.to(device), signs.to(device) * each)
+    return n, int((each * (signs > 0).to(device)).sum())
+
+
 def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
-    none = torch.zeros(0, dtype=torch.long, device=device)
-    empty = Pairs(none, none, none.double())
-    return Pairs(*(torch.cat([getattr(part, name) for part in [empty, *pairs]]) for name in ("rows", "columns", "energy")))
+    if not pairs:
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        return Pairs(none, none, none.double())
+    return Pairs(*(torch.cat([getattr(part, name) for part in pairs]).to(device) for name in ("rows", "columns", "energy")))
 
 
 def ranks_of(g: Mapping[str, Tensor]) -> Ranks:

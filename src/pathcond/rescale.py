@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from .errors import MismatchError, RescalingError, TrainChangeError
-from .factor import Factor
+from .factor import Factor, exp
 from .graph import unwrap
 from .memory import is_writable, overlapping
 from .moves import Move, Setting, largest, refused
 from .optimizer_state import Transport, transport
 from .outputs import default_tolerance, example_outputs, output_change
 from .ranks import Ranks
-from .sharding import computes_in, local, sharded_parameters
+from .sharding import computes_in, local
 from .symmetry import Symmetry, fingerprint, scaled_variance
 from .values import Scaling
 
@@ -104,7 +104,7 @@ def rescale_(
             ranks.same("parameters", dict(model.named_parameters()) if not ranks.alone else {})
         if verify:
             with ranks.together():
-                change_eval, change_train = _verify(model, symmetry, plan, tolerance, train_tolerance)
+                change_eval, change_train = _verify(model, symmetry, plan, ranks, tolerance, train_tolerance)
         plan.write()  # from here on no process waits for another
     if plan.transport.reset_names:
         names = plan.transport.reset_names
@@ -298,7 +298,7 @@ def _raise(problems: list[str]) -> None:
 def _factors(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
     """The factors to apply, and the running variances to set; tensors whose factor is 1 are left out."""
     factors, variances = {}, {}
-    grow, shrink, moves = _exp(t), _exp(-t), t != 0
+    grow, shrink, moves = exp(t), exp(-t), t != 0
     for name, scaling in symmetry.scalings.items():
         tensor, plus, minus = tensors[name], scaling.plus.long(), scaling.minus.long()
         if scaling.epsilon is not None:
@@ -314,14 +314,6 @@ def _factors(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple
 def _moved_variance(variance: Tensor, scaling: Scaling, t: Tensor) -> Tensor:
     assert scaling.epsilon is not None
     return scaled_variance(variance.detach().cpu(), t[scaling.plus.long()], scaling.epsilon).to(variance.device, variance.dtype)
-
-
-def _exp(log_scales: Tensor) -> Tensor:
-    """exp, exactly a power of two where the argument is a whole multiple of log 2."""
-    octaves = log_scales / math.log(2)
-    whole = octaves.round()
-    power = torch.ldexp(torch.ones_like(whole), whole.int())
-    return torch.where((octaves - whole).abs() < 1e-12 * whole.abs().clamp(min=1), power, log_scales.exp())
 
 
 def _refuse_overflow(
@@ -359,15 +351,14 @@ def _refuse_overflow(
 
 
 def _verify(
-    model: nn.Module, symmetry: Symmetry, plan: _Plan, tolerance: float | None, train_tolerance: float | None
+    model: nn.Module, symmetry: Symmetry, plan: _Plan, ranks: Ranks, tolerance: float | None, train_tolerance: float | None
 ) -> tuple[float, float]:
     """Relative change of the outputs in eval and train mode if the plan were written."""
     limit = tolerance if tolerance is not None else default_tolerance(model)
-    sharded = bool(sharded_parameters(model))
     changes = []
     for training in (False, True):
         before = example_outputs(model, symmetry.example_inputs, {}, training=training)
-        if sharded:  # forward gathers the parameters from where they are
+        if ranks.sharded:  # forward gathers the parameters from where they are
             with plan.on_trial():
                 after = example_outputs(model, symmetry.example_inputs, {}, training=training)
         else:

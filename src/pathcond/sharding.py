@@ -48,7 +48,7 @@ def cut(value: Tensor, tensor: Tensor) -> Tensor:
         return value
     ahead = tensor.dim() - value.dim()
     for axis, (start, length) in enumerate(_place(tensor)[ahead:]):
-        if value.shape[axis] > 1:
+        if value.shape[axis] == tensor.shape[axis + ahead]:  # or it is broadcast along this axis
             value = value.narrow(axis, start, length)
     return value
 
@@ -96,15 +96,13 @@ def mesh_group(parameters: dict[str, Any]) -> Any:
 
 def reshard(model: nn.Module) -> None:
     """Give back what a forward pass has gathered; ``fully_shard`` keeps the root's parameters whole until a backward pass."""
-    for module in model.modules():
-        if hasattr(module, "_get_fsdp_state"):
-            module.reshard()  # type: ignore[operator]
+    for module in _shards(model):
+        module.reshard()
 
 
 def computes_in(model: nn.Module) -> set[torch.dtype]:
     """The types in which ``fully_shard`` runs a model: those of its mixed-precision policies."""
-    states = [module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state")]  # type: ignore[operator]
-    groups = [getattr(state, "_fsdp_param_group", None) for state in states]
+    groups = [getattr(module._get_fsdp_state(), "_fsdp_param_group", None) for module in _shards(model)]
     found = {group.mp_policy.param_dtype for group in groups if group is not None}
     return {dtype for dtype in found if dtype is not None}
 
@@ -115,6 +113,13 @@ def original_class(module: nn.Module) -> type:
     if not hasattr(module, "_get_fsdp_state"):
         return cls
     return next(base for base in cls.__mro__[1:] if not base.__name__.startswith("FSDP"))
+
+
+def _shards(model: nn.Module) -> list[Any]:
+    """The modules that ``fully_shard`` was called on."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return []
+    return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
 
 
 def _place(tensor: Any) -> list[tuple[int, int]]:

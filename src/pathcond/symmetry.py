@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 from .calibration import batch_variances
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
+from .factor import exp
 from .graph import Graph, Node, canonical_names, capture, unwrap
 from .labels import FIXED
 from .memory import overlapping
@@ -154,7 +155,7 @@ class Symmetry:
             if scaling is None:
                 factor = torch.ones((), dtype=torch.float64)
             elif scaling.epsilon is None:
-                factor = (t[scaling.plus.long()] - t[scaling.minus.long()]).exp()
+                factor = exp(t[scaling.plus.long()] - t[scaling.minus.long()])
             else:
                 var = self.variances[name]
                 factor = scaled_variance(var, t[scaling.plus.long()], scaling.epsilon) / var

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -22,12 +23,13 @@ from .graph import unwrap
 from .ranks import Ranks, refuse_unclear
 from .report import Report
 from .rescale import Optimizers, listed
-from .solvers import DEFAULT, Solver
+from .solvers import Exact, Solver
 from .solvers.solver import refuse_other_than_solver
 from .symmetry import Normalization
 
 logger = logging.getLogger("pathcond")
 
+BETWEEN_STEPS = Exact(tolerance=1e-4)  # the next step moves the optimum by more than this
 WARNINGS = 5  # of teleports that were left out, before they are only counted
 
 
@@ -37,7 +39,7 @@ def teleport(
     example_inputs: Any,
     *,
     every: int | Literal["epoch"] = 100,
-    solver: Solver = DEFAULT,
+    solver: Solver = BETWEEN_STEPS,
     normalization: Normalization = "absorb",
     schedule: Callable[[int], bool] | None = None,
     on_teleport: Callable[[Report], object] = lambda report: None,
@@ -165,7 +167,8 @@ class Teleportation:
             What was done; None if it was refused, with a warning, and the model is as it was.
         """
         try:
-            report = condition_(self._model, self._prepared, **self._options)
+            with _one_thread(self._model):
+                report = condition_(self._model, self._prepared, **self._options)
         except MismatchError:
             raise
         except (RescalingError, EnergyRangeError) as error:
@@ -193,6 +196,19 @@ class Teleportation:
         self._steps = self._decided = state["steps"]
         self._skipped = None
         self.epochs, self.teleports, self.left_out = state["epochs"], state["teleports"], state["left_out"]
+
+
+@contextmanager
+def _one_thread(model: nn.Module) -> Iterator[None]:
+    """Run the body on one core if the model is on a GPU: what is then left to the CPU is too small to wake the others for."""
+    threads = torch.get_num_threads()
+    try:
+        if any(parameter.is_cuda for parameter in model.parameters()):
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
 
 
 def _refuse_unusable(every: Any, schedule: Any, options: dict[str, Any]) -> None:

@@ -1,0 +1,205 @@
+"""State that moves along is the state that the moved gradients would have built up: replayed, bit for bit."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathcond
+from pathcond import optimizer_state
+from pathcond.errors import MismatchError
+
+
+class Lion(torch.optim.Optimizer):
+    """Sign of a momentum, as published."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-4) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.add_((0.9 * average + 0.1 * p.grad).sign(), alpha=-group["lr"])
+                average.mul_(0.99).add_(p.grad, alpha=0.01)
+
+
+class Signum(Lion):
+    """The same state under another class: no table knows it."""
+
+
+SMALL = 1e-30  # in place of ε, which does not scale: nothing is left of it after an addition
+OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.0, momentum=0.9),
+    "SGD nesterov": lambda p: torch.optim.SGD(p, 0.0, momentum=0.9, nesterov=True),
+    "SGD dampening": lambda p: torch.optim.SGD(p, 0.0, momentum=0.9, dampening=0.3),
+    "SGD without momentum": lambda p: torch.optim.SGD(p, 0.0),
+    "Adam": lambda p: torch.optim.Adam(p, 0.0),
+    "Adam fused": lambda p: torch.optim.Adam(p, 0.0, fused=True),
+    "AdamW amsgrad": lambda p: torch.optim.AdamW(p, 0.0, weight_decay=0.0, amsgrad=True),
+    "NAdam": lambda p: torch.optim.NAdam(p, 0.0),
+    "RAdam": lambda p: torch.optim.RAdam(p, 0.0),
+    "Adamax": lambda p: torch.optim.Adamax(p, 0.0, eps=SMALL),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.0, momentum=0.5, eps=SMALL),
+    "RMSprop centered": lambda p: torch.optim.RMSprop(p, 0.0, momentum=0.5, centered=True, eps=SMALL),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.0),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, 0.0, eps=SMALL),
+    "Rprop": lambda p: torch.optim.Rprop(p, 0.01),
+    "ASGD": lambda p: torch.optim.ASGD(p, 0.0, lambd=0.0),
+    "Lion": lambda p: Lion(p, 0.0),
+    "Lion-like": lambda p: Signum(p, 0.0),
+    "Muon": lambda p: torch.optim.Muon(p, 0.0, weight_decay=0.0),
+}
+POWERS_OF_TWO, ANY = True, False
+
+
+def network(dtype: torch.dtype, bias: bool = True) -> nn.Sequential:
+    layers = [nn.Linear(4, 6, bias=bias), nn.ReLU(), nn.Linear(6, 5, bias=bias), nn.ReLU(), nn.Linear(5, 3, bias=bias)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def moved_and_replayed(name: str, dtype: torch.dtype, rounded: bool) -> list[tuple[Tensor, Tensor]]:
+    """State after three steps and a rescaling, beside state after three steps with the gradients of the rescaled network."""
+    model = network(dtype, bias=name != "Muon")  # which takes matrices only
+    twin, inputs = copy.deepcopy(model), torch.randn(7, 4, dtype=dtype)
+    symmetry = pathcond.find_symmetry(model, inputs)
+    log_scales = torch.randn(symmetry.num_units, dtype=torch.float64)
+    if rounded:
+        log_scales = torch.randint(-3, 4, (symmetry.num_units,)).double() * torch.tensor(2.0, dtype=torch.float64).log()
+    pathcond.rescale_(twin, symmetry, log_scales)
+    factors = symmetry.factors(log_scales)
+    first, second = (OPTIMIZERS[name](list(m.parameters())) for m in (model, twin))
+    for _ in range(3):
+        for key, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            twin.get_parameter(key).grad = (parameter.grad / factors[key]).to(dtype)
+        first.step()
+        second.step()
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=first)
+    pairs = []
+    for key, parameter in model.named_parameters():
+        other = twin.get_parameter(key)
+        assert first.state[parameter].keys() == second.state[other].keys()
+        pairs += [(v, second.state[other][k]) for k, v in first.state[parameter].items() if isinstance(v, Tensor)]
+        assert parameter.grad is not None
+        pairs.append((parameter.grad, other.grad))  # what accumulates on the way to the next step
+    return pairs
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_moved_state_is_the_replayed_state_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    pairs = moved_and_replayed(name, dtype, POWERS_OF_TWO)
+    assert len(pairs) >= 3
+    for moved, replayed in pairs:
+        assert torch.equal(moved, replayed)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_moved_state_is_the_replayed_state_to_rounding(name: str) -> None:
+    for moved, replayed in moved_and_replayed(name, torch.float64, ANY):
+        torch.testing.assert_close(moved, replayed, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("name", "state"), [(n, s) for n in OPTIMIZERS for s in optimizer_state.POWERS.get(n.split()[0], ())])
+def test_a_wrong_power_is_noticed(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    powers = optimizer_state.POWERS[name.split()[0]]
+    kept = optimizer_state._kept(_with_state(name))
+    monkeypatch.setitem(powers, state, powers[state] + 1)
+    different = any(not torch.equal(moved, replayed) for moved, replayed in moved_and_replayed(name, torch.float64, POWERS_OF_TWO))
+    assert different == (state in kept)
+
+
+def _with_state(name: str) -> torch.optim.Optimizer:
+    weight = torch.randn(4, 3, requires_grad=True)
+    weight.grad = torch.randn_like(weight)
+    optimizer = OPTIMIZERS[name]([weight])
+    optimizer.step()
+    return optimizer
+
+
+def trained(optimizer_class: Callable[..., torch.optim.Optimizer]) -> tuple[nn.Module, torch.optim.Optimizer, pathcond.Symmetry]:
+    model = network(torch.float32)
+    symmetry = pathcond.find_symmetry(model, torch.randn(7, 4))
+    optimizer = optimizer_class(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return model, optimizer, symmetry
+
+
+def test_factored_moments_of_adafactor_start_anew_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer, symmetry = trained(torch.optim.Adafactor)
+    bias = model[0].bias
+    before = optimizer.state[bias]["variance"].clone()
+    log_scales = torch.full((symmetry.num_units,), 2.0).double().log()
+    with caplog.at_level(logging.INFO, "pathcond"):
+        result = pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer)
+    assert result.optimizer_reset == ("0.weight", "2.weight", "4.weight")
+    assert "starts anew" in caplog.text
+    assert not optimizer.state[model[0].weight]
+    assert torch.equal(optimizer.state[bias]["variance"], before / 4)
+    optimizer.step()  # from nothing
+
+
+def test_state_of_unknown_meaning_is_refused_with_two_ways_out() -> None:
+    for make in (
+        lambda p: torch.optim.LBFGS(p, max_iter=2),
+        lambda p: type("Unheard", (torch.optim.Adam,), {})(p),
+    ):
+        model = network(torch.float32)
+        symmetry = pathcond.find_symmetry(model, torch.randn(7, 4))
+        optimizer = make(model.parameters())
+
+        def closure(model: nn.Module = model) -> Tensor:
+            model.zero_grad()
+            loss = model(torch.ones(7, 4)).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        weight = model[0].weight
+        if not isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.state[weight]["nested"] = [torch.ones_like(weight)]  # which no look at tensors alone would see
+        before = copy.deepcopy(model.state_dict())
+        log_scales = torch.ones(symmetry.num_units)
+        with pytest.raises(MismatchError, match=r'"reset"(.|\n)*"keep"'):
+            pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        kept = copy.deepcopy(optimizer.state_dict()["state"])
+        pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer, optimizer_state="keep")
+        assert str(optimizer.state_dict()["state"]) == str(kept)
+        pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer, optimizer_state="reset")
+        assert not optimizer.state[weight]
+
+
+def test_state_that_would_overflow_is_refused() -> None:
+    model, optimizer, symmetry = trained(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+    optimizer.state[model[0].weight]["momentum_buffer"].fill_(1e38)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(pathcond.RescalingError, match=r"momentum_buffer.* of 0\.weight .* would overflow"):
+        pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), -3.0), optimizer=optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_several_optimizers_move_together() -> None:
+    model = network(torch.float32)
+    symmetry = pathcond.find_symmetry(model, torch.randn(7, 4))
+    matrices = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 0.01)
+    vectors = torch.optim.Adam([p for p in model.parameters() if p.dim() == 1])
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    matrices.step()
+    vectors.step()
+    momentum, second = (
+        matrices.state[model[0].weight]["momentum_buffer"].clone(),
+        vectors.state[model[0].bias]["exp_avg_sq"].clone(),
+    )
+    log_scales = torch.full((symmetry.num_units,), 2.0).double().log()
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=[matrices, vectors])
+    assert torch.equal(matrices.state[model[0].weight]["momentum_buffer"], momentum / 2)
+    assert torch.equal(vectors.state[model[0].bias]["exp_avg_sq"], second / 4)
