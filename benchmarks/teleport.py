@@ -36,8 +36,7 @@ class Training:
         torch.manual_seed(0)
         self.model, self.device = cifar_nv().to(device).train(), device
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        options = {"every": "epoch"} | teleport
-        self.teleport = pathcond.teleport(self.optimizer, self.model, batch.to(device), **options) if teleport else None
+        self.teleport = pathcond.teleport(self.optimizer, self.model, batch.to(device), **teleport) if teleport else None
 
     def epoch(self, images: Images, steps: int) -> tuple[float, float]:
         """Seconds of so many steps, and of the teleport after them."""
@@ -62,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     images = Images(50_000)
     batch = torch.stack([images[i][0] for i in range(options.batch)])
-    without, with_ = Training(batch, options.device), Training(batch, options.device, solver=pathcond.Exact())
+    without, with_ = Training(batch, options.device), Training(batch, options.device, every="epoch")
     for training in (without, with_):
         training.epoch(images, 3)  # warm
     epochs: list[float] = []

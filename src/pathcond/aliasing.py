@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from .graph import Node
+from .trees import tree_leaves
 
 # Ops that always return a view of their first argument (reshape and contiguous may copy).
 VIEWS = frozenset(

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .graph import Node
 from .samples import Samples
+from .trees import tree_leaves, tree_map
 from .values import Known
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .aliasing import Aliases, through_views, written
 from .energies import FREEZE, Edges, Energies, Frozen, PathSum, call
@@ -25,6 +24,7 @@ from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS
 from .rules import RULES
 from .samples import Samples, at_once
 from .sharding import gathered
+from .trees import tree_leaves, tree_map
 from .values import Known
 
 logger = logging.getLogger("pathcond")

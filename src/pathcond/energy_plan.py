@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from torch.utils._pytree import tree_leaves
-
 from .aliasing import Aliases, written
 from .graph import Graph, Node
 from .propagation import FOR_PARAMETERS_TOO
 from .rules import RULES
+from .trees import tree_leaves
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from . import labels as lb
 from .aliasing import Aliases, through_views, written
@@ -19,6 +18,7 @@ from .rules import RULES
 from .rules.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
 from .rules.table import Column, Rule
 from .scales import Scales
+from .trees import tree_leaves, tree_map
 from .values import Known, UnknownNumber, Weight
 
 logger = logging.getLogger("pathcond")

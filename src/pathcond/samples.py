@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .graph import Node
+from .trees import tree_leaves, tree_map
 
 # {op that treats every row by itself: axes that its input must have for that, None for any from two on}
 ROWWISE: dict[str, int | None] = {
@@ -46,7 +46,7 @@ class Samples:
 def at_once(node: Node, arguments: dict[str, Any], call: Callable[[dict[str, Any]], Any]) -> Samples | None:
     """Run a node on all samples in one call; None if its op, or what it is given, does not allow that."""
     op = node.op.removesuffix("_")
-    given = [a for a in tree_leaves(arguments, is_leaf=_is_samples) if isinstance(a, Samples)]
+    given = [a for a in tree_leaves(arguments) if isinstance(a, Samples)]
     first = next(iter(arguments.values()))
     if op not in ROWWISE or not isinstance(first, Samples) or not _alike(given):
         return None
@@ -58,12 +58,8 @@ def at_once(node: Node, arguments: dict[str, Any], call: Callable[[dict[str, Any
     writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
     if (writes or op in MAY_RETURN_THEIR_INPUT) and first.joined is None:  # the memory of a joined copy would not be theirs
         return None
-    result = call(tree_map(_join, arguments, is_leaf=_is_samples))
+    result = call(tree_map(_join, arguments))
     return Samples.of_joined(result, [len(value) for value in first.values])
-
-
-def _is_samples(a: Any) -> bool:
-    return isinstance(a, Samples)
 
 
 def _join(a: Any) -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from . import labels as lb
 from .equations import Cause, Equations
 from .graph import Node
 from .labels import ANY, Labels
+from .trees import tree_map
 from .values import Known, Scaling, Weight
 
 UNSET = -2

@@ -49,7 +49,8 @@ class Exact(Solver):
         origin = problem.at(problem.zero())
         has_parameters = origin.laplacian_diagonal() > 0  # units without any stay where they are
         layers = LayerScales(problem, ~origin.outward() & has_parameters)
-        point, steps, accuracy = _start(origin, layers), 0, 0.01
+        point = origin if origin.residual <= self.tolerance else _start(origin, layers)
+        steps, accuracy = 0, 0.01
         while True:
             residual = point.residual
             if residual <= self.tolerance:

@@ -1,0 +1,151 @@
+"""On a GPU: the same log-scales as on the CPU, addresses that a recorded graph can rely on, sharded parameters over NCCL."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathcond
+from pathcond.problem import Problem
+
+pytestmark = pytest.mark.cuda
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 5)
+    )
+
+
+def images(count: int = 16) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_teleports_of_both_devices_agree(dtype: torch.dtype) -> None:
+    reports = []
+    for device in ("cpu", "cuda"):
+        model = network().to(device, dtype)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        handle = pathcond.teleport(optimizer, model, images().to(device, dtype), every=1)
+        F.mse_loss(model(images().to(device, dtype)), torch.ones(16, 5, device=device, dtype=dtype)).backward()
+        optimizer.step()
+        assert (handle.teleports, handle.left_out) == (1, 0)
+        assert handle.report is not None
+        reports.append(handle.report)
+    tolerance = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.7}[dtype]  # bfloat16: one octave
+    torch.testing.assert_close(reports[0].log_scales, reports[1].log_scales.cpu(), rtol=0, atol=tolerance)
+    assert reports[1].output_change_eval < 1e-4
+    assert reports[1].rounded == (dtype == torch.bfloat16)
+
+
+def test_a_large_problem_stays_on_the_device() -> None:
+    model = nn.Sequential(nn.Linear(8, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 3)).cuda()
+    x = torch.randn(4, 8, device="cuda")
+    symmetry, g = pathcond.find_symmetry(model, x), pathcond.diag_g(model, x)
+    on_device = Problem.of(symmetry, g)
+    on_host = Problem.of(symmetry, {name: values.cpu() for name, values in g.items()})
+    assert on_device.device.type == "cuda"
+    assert on_host.device.type == "cpu"
+    here, there = pathcond.Exact().solve(on_host), pathcond.Exact().solve(on_device)
+    torch.testing.assert_close(here.log_scales, there.log_scales.cpu(), rtol=0, atol=1e-6)
+
+
+def test_a_recorded_training_step_goes_on_after_a_teleport() -> None:
+    """The whole step is one CUDA graph, which reads and writes fixed addresses; ``handle.step`` counts its replays."""
+    model, twin = network().cuda(), network().cuda()
+    inputs, target = images().cuda(), torch.ones(16, 5, device="cuda")
+    batches = [images().cuda() + i for i in range(9)]
+
+    def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        F.mse_loss(model(inputs), target).backward()
+        optimizer.step()
+
+    optimizers = [torch.optim.SGD(m.parameters(), 1e-2, momentum=0.9, foreach=True) for m in (model, twin)]
+    handle = pathcond.teleport(optimizers[0], model, inputs.clone(), every=4)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            train_step(model, optimizers[0])
+            train_step(twin, optimizers[1])
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        train_step(model, optimizers[0])
+    assert handle.steps == 3  # recording is no step
+    for m, o in ((twin, optimizers[1]),):
+        m.load_state_dict(copy.deepcopy(model.state_dict()))
+        o.load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    addresses = [t.data_ptr() for t in [*model.parameters(), *model.buffers()]]
+    by_hand = pathcond.prepare(twin, inputs.clone())
+    for i, batch in enumerate(batches, start=4):
+        inputs.copy_(batch)
+        graph.replay()
+        handle.step()
+        train_step(twin, optimizers[1])
+        if i % 4 == 0:
+            pathcond.condition_(twin, by_hand, solver=pathcond.Exact(tolerance=1e-4), optimizer=optimizers[1])
+    assert handle.teleports == 3
+    assert [t.data_ptr() for t in [*model.parameters(), *model.buffers()]] == addresses
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_fused_steps_that_a_scaler_skips() -> None:
+    model = network().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    handle = pathcond.teleport(optimizer, model, images().cuda(), every=2)
+    for i in range(8):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(images().cuda()).float().square().mean() * (float("inf") if i in (1, 2, 5) else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (handle.steps, handle.teleports, handle.left_out) == (5, 2, 0)
+
+
+def test_sharded_parameters_on_the_device(tmp_path: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = network().cuda()
+        prepared = pathcond.prepare(model, images().cuda())
+        twin = copy.deepcopy(model)
+        for layer in (model[0], model[3], model[6], model):
+            fully_shard(layer)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        handle = pathcond.teleport(optimizer, model, prepared, every=1)
+        report = pathcond.condition_(model, prepared)
+        expected = pathcond.condition_(twin, prepared)
+        torch.testing.assert_close(report.log_scales.cpu(), expected.log_scales.cpu(), rtol=0, atol=1e-6)
+        model(images().cuda()).square().mean().backward()
+        optimizer.step()
+        assert (handle.teleports, handle.left_out) == (1, 0)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The CUDA Graph is empty")
+def test_compiled_by_inductor_without_recompiling() -> None:
+    model = network().cuda()
+    compiled = torch.compile(model, mode="reduce-overhead")  # CUDA graphs inside
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
+    handle = pathcond.teleport(optimizer, compiled, images().cuda(), every=3)
+    for i in range(12):
+        if i == 4:
+            torch._dynamo.config.error_on_recompile = True
+        optimizer.zero_grad()
+        torch.compiler.cudagraph_mark_step_begin()
+        F.mse_loss(compiled(images().cuda() + i), torch.ones(16, 5, device="cuda")).backward()
+        optimizer.step()
+    torch._dynamo.config.error_on_recompile = False
+    assert (handle.teleports, handle.left_out) == (4, 0)
