@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import operator
@@ -23,6 +24,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MethodType
 from typing import Any
 
 import torch
@@ -108,7 +110,10 @@ class Graph:
 
 
 def wrapped(model: nn.Module) -> Iterator[nn.Module]:
-    """A model and, one after the other, what is inside DataParallel, DistributedDataParallel, AveragedModel and torch.compile."""
+    """A model and, one after the other, what is inside DataParallel, DistributedDataParallel, AveragedModel and torch.compile.
+
+    accelerate puts autocast into ``forward`` itself; the last one has its own forward back.
+    """
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
     while True:
         yield model
@@ -116,6 +121,11 @@ def wrapped(model: nn.Module) -> Iterator[nn.Module]:
             model = model._orig_mod
         elif isinstance(model, wrappers):
             model = model.module
+        elif "_original_forward" in vars(model):
+            original = vars(model)["_original_forward"]
+            model = copy.copy(model)  # the same parameters, buffers and modules
+            del model._original_forward
+            model.forward = MethodType(original.__func__, model) if hasattr(original, "__func__") else original  # type: ignore
         else:
             return
 
@@ -269,6 +279,7 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
                 f"{type(model).__name__} could not be captured in {mode} mode: {type(error).__name__}: {summary}\n"
                 "If the model rejects the inputs, check their shapes, types and device"
                 + (" (BatchNorm in train mode needs at least two samples)" if training else "")
+                + (". Of a Hugging Face decoder set model.config.use_cache = False" if "Cache" in summary else "")
                 + ". If its control flow depends on the data (an `if` on a tensor's value), torch.export cannot follow it: "
                 "torch.export.export(model, inputs, strict=False) shows the place."
             ) from error

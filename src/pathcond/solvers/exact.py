@@ -22,6 +22,7 @@ from .layers import layers_of
 from .solution import Solution
 from .solver import Solver
 
+CLOSE = 1e-3  # a gradient per parameter below which Newton's method needs no other start
 NEAR = 1e-3  # of a bound: closer than this a unit that would reach it goes there
 ROUNDING = 1e-8  # a gradient per parameter below which values of F may no longer tell better from worse
 
@@ -49,7 +50,7 @@ class Exact(Solver):
         origin = problem.at(problem.zero())
         has_parameters = origin.laplacian_diagonal() > 0  # units without any stay where they are
         layers = LayerScales(problem, ~origin.outward() & has_parameters)
-        point = origin if origin.residual <= self.tolerance else _start(origin, layers)
+        point = origin if origin.residual <= CLOSE else _start(origin, layers)
         steps, accuracy = 0, 0.01
         while True:
             residual = point.residual
