@@ -204,20 +204,22 @@ def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
 
     torch.func.functional_call is no alternative: of a module that is used under two names it leaves the replacement behind.
     """
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    replacements = {id(tensor): values[name] for name, tensor in named if name in values}
-    saved = []
+    places = [
+        (f"{prefix}.{name}" if prefix else name, table, name, tensor)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None
+    ]
+    replacements = {id(tensor): values[full] for full, _, _, tensor in places if full in values}
+    saved = [(table, name, tensor) for _, table, name, tensor in places if id(tensor) in replacements]
     try:
-        for module in model.modules():
-            for table in (module._parameters, module._buffers):
-                for name, tensor in table.items():
-                    if tensor is not None and id(tensor) in replacements:
-                        saved.append((table, name, tensor))
-                        table[name] = replacements[id(tensor)]  # type: ignore[assignment]
+        for table, name, tensor in saved:
+            table[name] = replacements[id(tensor)]  # type: ignore[index]
         yield
     finally:
         for table, name, tensor in saved:
-            table[name] = tensor  # type: ignore[assignment]
+            table[name] = tensor  # type: ignore[index]
 
 
 def require_supported(model: nn.Module) -> None:

@@ -31,9 +31,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .meeting import Meeting
 from .ranks import ALONE, Ranks
 from .sharding import counts_here, cut, is_sharded, local, mesh_group
 from .symmetry import Combination, Symmetry
+from .values import Scaling
 
 SMALL = 2**21  # entries of all blocks up to which a problem is solved on the CPU: there are too few to keep a GPU busy
 
@@ -109,7 +111,7 @@ class Problem:
         """
         ranks = ranks_of(g)
         total = _checked_total(g, ranks)
-        shapes: list[_Shape] = []
+        meetings: list[Meeting] = []
         counts: list[Tensor] = []
         blocks, pairs, fixed = [], [], []
         for name, whole in g.items():  # nothing here waits for the device
@@ -119,14 +121,13 @@ class Problem:
             if name not in symmetry.scalings:
                 fixed.append(torch.stack([values.double().sum() / total, (values > 0).sum().double()]))
                 continue
-            plus, minus = (cut(ids, whole) for ids in (symmetry.scalings[name].plus, symmetry.scalings[name].minus))
-            shape = _Shape.of(plus, minus, values.dim())
-            shapes.append(shape)
-            counts += shape.counts(values > 0)
-            if not shape.dense:
-                pairs.append(shape.pairs(values.double() / total))
+            meeting = _meeting(symmetry.scalings[name], whole)
+            meetings.append(meeting)
+            counts += meeting.counts(values > 0)
+            if not meeting.dense:
+                pairs.append(Pairs(*meeting.pairs(values.double() / total)))
                 continue
-            block = Block(shape.rows, shape.columns, shape.matrix(values.double()) / total)
+            block = Block(meeting.rows, meeting.columns, meeting.matrix(values.double()) / total)
             if min(block.energy.shape) > 1:
                 blocks.append(block)
             else:
@@ -137,7 +138,7 @@ class Problem:
         if float(ranks.maximum(entries)) <= SMALL:
             device = torch.device("cpu")
         combination = symmetry.combination.to(device)
-        n, p = _numbers(shapes, counts, combination.num_classes, device)
+        n, p = _numbers(meetings, counts, combination.num_classes, device)
         single = _joined(pairs, device)
         kept = (single.rows != single.columns) & (single.energy > 0)
         others = torch.stack(fixed).sum(0).to(device) if fixed else torch.zeros(2, dtype=torch.float64, device=device)
@@ -268,85 +269,22 @@ class Point:
         return Combination(C.classes, C.units, coefficients, C.num_classes).transposed(total, problem.num_units)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Which classes meet in a parameter.
-
-    Attributes:
-        rows, columns: (R,) and (C,) distinct classes.
-        r, c: Position in them of every element; int64 that broadcast to the parameter's shape. All on the CPU.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    r: Tensor
-    c: Tensor
-
-    @classmethod
-    def of(cls, plus: Tensor, minus: Tensor, dim: int) -> _Shape:
-        rows, r = torch.unique(plus, return_inverse=True)
-        columns, c = torch.unique(minus, return_inverse=True)
-        r, c = (ids.view((1,) * (dim - ids.dim()) + ids.shape) for ids in (r, c))
-        return cls(rows.long(), columns.long(), r, c)
-
-    @property
-    def size(self) -> torch.Size:
-        return torch.Size(max(m, n) for m, n in zip(self.r.shape, self.c.shape, strict=True))
-
-    @property
-    def dense(self) -> bool:
-        """Whether a matrix over all pairs of classes is no larger than the pairs that occur."""
-        return self.size.numel() >= len(self.rows) * len(self.columns)
-
-    def counts(self, positive: Tensor) -> tuple[Tensor, Tensor]:
-        """The parameters with g > 0 at every element of r and of c, flattened, on the device of ``positive``."""
-        by_row, by_column = (_summed(positive, ids.shape).double().flatten() for ids in (self.r, self.c))
-        return by_row, by_column
-
-    def pairs(self, values: Tensor) -> Pairs:
-        """Every pair that occurs, element by element."""
-        rows, columns = (classes.expand(self.size).flatten() for classes in (self.rows[self.r], self.columns[self.c]))
-        return Pairs(rows, columns, _summed(values, self.size).flatten())
-
-    def matrix(self, values: Tensor) -> Tensor:
-        """Σ over the elements of every pair, (R, C)."""
-        size, (R, C) = self.size, (len(self.rows), len(self.columns))
-        values = _summed(values, size)
-        of_row = [d for d, n in enumerate(self.r.shape) if n > 1]
-        if any(self.c.shape[d] > 1 for d in of_row):  # a grouped kernel: classes vary together along an axis
-            pairs = (self.r * C + self.c).flatten().to(values.device)
-            return torch.zeros(R * C, dtype=values.dtype, device=values.device).index_add_(0, pairs, values.flatten()).view(R, C)
-        others = [d for d in range(len(size)) if d not in of_row]
-        values = values.permute(of_row + others).reshape(self.r.numel(), -1)
-        return _merged(_merged(values, self.r.flatten(), R).T, self.c.flatten(), C).T.contiguous()
+def _meeting(scaling: Scaling, tensor: Tensor) -> Meeting:
+    """Which classes meet in a parameter, or in what this process holds of it."""
+    if not is_sharded(tensor):
+        return scaling.meeting
+    return Meeting.of(cut(scaling.plus, tensor), cut(scaling.minus, tensor), tensor.dim())
 
 
-def _merged(values: Tensor, ids: Tensor, count: int) -> Tensor:
-    """Rows of (n, m) with the same id summed, (count, m)."""
-    if len(ids) == count and bool((ids[1:] > ids[:-1]).all()):
-        return values
-    run = len(ids) // count
-    if run * count == len(ids) and torch.equal(ids, torch.arange(count).repeat_interleave(run)):
-        return values.unflatten(0, (count, run)).sum(1)  # the pixels of a flattened image
-    zeros = torch.zeros(count, values.shape[1], dtype=values.dtype, device=values.device)
-    return zeros.index_add_(0, ids.to(values.device), values)
-
-
-def _summed(values: Tensor, shape: torch.Size) -> Tensor:
-    """``sum_to_size``, for booleans too."""
-    axes = [d for d, (n, kept) in enumerate(zip(values.shape, shape, strict=True)) if kept == 1 < n]
-    return values.sum(axes, keepdim=True) if axes else values
-
-
-def _numbers(shapes: list[_Shape], counts: list[Tensor], num_classes: int, device: torch.device) -> tuple[Tensor, int]:
+def _numbers(meetings: list[Meeting], counts: list[Tensor], num_classes: int, device: torch.device) -> tuple[Tensor, int]:
     """Parameters with g > 0 that each class multiplies, less those that it divides, (num_classes,), and how many there are."""
     n = torch.zeros(num_classes, dtype=torch.float64, device=device)
     if not counts:
         return n, 0
     each = torch.cat(counts).to(device)
-    classes = torch.cat([ids for shape in shapes for ids in (shape.rows[shape.r.flatten()], shape.columns[shape.c.flatten()])])
+    classes = torch.cat([ids for m in meetings for ids in (m.rows[m.r.flatten()], m.columns[m.c.flatten()])])
     sizes = [len(part) for part in counts]
-    signs = torch.tensor([1.0, -1.0] * len(shapes), dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
+    signs = torch.tensor([1.0, -1.0] * len(meetings), dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
     n.index_add_(0, classes.to(device), signs.to(device) * each)
     return n, int((each * (signs > 0).to(device)).sum())
 

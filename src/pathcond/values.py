@@ -8,8 +8,11 @@ neither; it is computed for real).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
+
+from .meeting import Meeting
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,8 @@ class Scaling:
     plus: Tensor
     minus: Tensor
     epsilon: float | None = None
+
+    @cached_property
+    def meeting(self) -> Meeting:
+        """The classes that multiply the parameter and those that divide it; found once, however often the weights change."""
+        return Meeting.of(self.plus, self.minus, len(self.shape))
