@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS_PER_EPOCH)
-    parser.add_argument("--batch", type=int, default=32, help="samples of the example batch")
+    parser.add_argument("--batch", type=int, default=16, help="samples of the example batch")
     parser.add_argument("--out", default="benchmarks/teleport.json")
     options = parser.parse_args()
     images = Images(50_000)

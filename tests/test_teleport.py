@@ -415,8 +415,21 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 1e-4, "weight_decay": 0.0}], 1e-3)
 
 
+class Images(nn.Module):
+    """Convolutions in channels-last memory, for batches of vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(2, 8, 2), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.view(-1, 2, 3, 1).expand(-1, -1, -1, 2).contiguous(memory_format=torch.channels_last))
+
+
 @pytest.mark.parametrize(("build", "make_optimizer"), [
     (network, grouped),
+    (Images, adam),
     (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), StochasticDepth(8), nn.Linear(8, 3)), adam),
     (lambda: nn.Sequential(Checkpointed(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))), nn.Linear(8, 3)), adam),
 ])  # fmt: skip

@@ -36,14 +36,14 @@ class Factor:
         out = torch.empty_like(tensor) if out is None else out
         if not tensor.numel():
             return out
-        parts = self.parts if power == 1 else tuple(part**power for part in self.parts)
-        flat = tensor.dim() > 0 and tensor.is_contiguous() and out.is_contiguous()
-        if not flat or not all(_one_sided(part) for part in parts):
-            return torch.mul(tensor, math.prod(parts[1:], start=parts[0]).to(tensor.dtype), out=out)
-        # As a matrix every part is a column or a row, which multiplies at the speed of memory.
-        source, target = tensor.view(len(tensor), -1), out.view(len(out), -1)
+        parts = [(part if power == 1 else part**power).to(tensor.dtype) for part in self.parts]
+        source, target = tensor, out
+        if tensor.dim() > 0 and tensor.is_contiguous() and out.is_contiguous() and all(_one_sided(part) for part in parts):
+            # As a matrix every part is a column or a row, which multiplies at the speed of memory.
+            source, target = tensor.view(len(tensor), -1), out.view(len(out), -1)
+            parts = [_as_vector(part, tensor.shape) for part in parts]
         for part in parts:
-            source = torch.mul(source, _as_vector(part, tensor.shape).to(tensor.dtype), out=target)
+            source = torch.mul(source, part, out=target)
         return out
 
     def to(self, device: torch.device) -> Factor:

@@ -32,7 +32,7 @@ class Move:
 
     @classmethod
     def of(cls, what: str, tensor: Tensor, factor: Factor, power: int) -> Move:
-        return cls(what, local(tensor), factor, power)
+        return cls(what, local(tensor), factor.to(tensor.device), power)
 
     def apply(self) -> None:
         self.factor.times(self.tensor, power=self.power, out=self.tensor)

@@ -27,6 +27,7 @@ from torch import Tensor
 from .errors import MismatchError
 from .factor import Factor
 from .moves import Move
+from .sharding import local
 
 logger = logging.getLogger("pathcond")
 
@@ -105,7 +106,7 @@ def transport(
                 unmovable.append(name)
             else:
                 for key in keys:
-                    if isinstance(state[key], Tensor) and key in powers and state[key].shape == parameter.shape:
+                    if isinstance(state[key], Tensor) and key in powers and _alike(state[key], parameter):
                         if powers[key]:
                             moves.append(Move.of(f"the state {key!r} of {name}", state[key], factor, powers[key]))
                     else:
@@ -119,6 +120,11 @@ def transport(
             "gradient, add it to pathcond.optimizer_state.POWERS."
         )
     return Transport(moves=tuple(moves), resets=tuple(resets.values()), reset_names=tuple(unmovable))
+
+
+def _alike(state: Tensor, parameter: Tensor) -> bool:
+    """Whether a state has an element for each of the parameter's, in this process too."""
+    return state.shape == parameter.shape and local(state).shape == local(parameter).shape
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

@@ -199,19 +199,16 @@ def _plan(
     named = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in symmetry.shapes}
     peaks = _refuse_unusable(model, symmetry, log_scales, named)
     t = symmetry.class_log_scales(_rounded(log_scales) if rounded else log_scales)
-    factors, variances = _factors(symmetry, t, named)
+    parts, variances = _parts(symmetry, t, named)
+    factors = {name: Factor.of(of_name, named[name]) for name, of_name in parts.items()}
     tensors = {name: local(named[name]) for name in [*factors, *variances]}
     values = {name: factor.times(tensors[name]) for name, factor in factors.items()} if verify else {}
     _refuse_overflow(factors, variances, tensors, peaks, values if verify else None)
     others = [_tensors_of(copy, named, [*factors, *variances]) for copy in copies]
-    scaled = [(name, holder[name], factors[name]) for holder in [named, *others] for name in factors if name in holder]
-    moves = [
-        Move.of(f"the gradient of {name}", tensor.grad, factor, -1) for name, tensor, factor in scaled if tensor.grad is not None
-    ]
-    moves += [
-        Move.of(f"{name} of a copy", other[name], factors[name].to(other[name].device), 1)
-        for other in others for name in factors if name in other
-    ]  # fmt: skip
+    copied = [(name, other[name], Factor.of(parts[name], other[name])) for other in others for name in parts if name in other]
+    scaled = [*((name, named[name], factor) for name, factor in factors.items()), *copied]
+    moves = [Move.of(f"the gradient of {name}", tensor.grad, f, -1) for name, tensor, f in scaled if tensor.grad is not None]
+    moves += [Move.of(f"{name} of a copy", tensor, factor, 1) for name, tensor, factor in copied]
     settings = [
         Setting(f"{name} of a copy", other[name].detach(), _moved_variance(other[name], symmetry.scalings[name], t))
         for other in others for name in variances if name in other
@@ -295,8 +292,8 @@ def _raise(problems: list[str]) -> None:
         raise RescalingError("The model was not changed, because\n  - " + "\n  - ".join(problems))
 
 
-def _factors(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
-    """The factors to apply, and the running variances to set; tensors whose factor is 1 are left out."""
+def _parts(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
+    """The parts of every factor, and the running variances to set; tensors whose factor is 1 are left out."""
     factors, variances = {}, {}
     grow, shrink, moves = exp(t), exp(-t), t != 0
     for name, scaling in symmetry.scalings.items():
@@ -307,7 +304,7 @@ def _factors(symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]) -> tuple
             continue
         parts = [scale[ids] for scale, ids in ((grow, plus), (shrink, minus)) if bool(moves[ids].any())]
         if parts:
-            factors[name] = Factor.of(parts, tensor)
+            factors[name] = parts
     return factors, variances
 
 
