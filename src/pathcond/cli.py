@@ -1,4 +1,4 @@
-"""The command line: ``pathcond inspect TARGET``, ``pathcond condition TARGET``, ``pathcond demo`` and ``pathcond reproduce NAME``.
+"""The command line: ``pathcond inspect``, ``condition``, ``demo``, ``reproduce`` and ``data``.
 
 Exit codes: 0 success, 1 nothing can be rescaled, 2 wrong usage, target or file, 3 the model cannot be analysed, 4 the rescaling
 was refused and the model left as it was.
@@ -199,6 +199,47 @@ def demo(
         from .demo import run
 
         run(out, epochs=epochs)
+
+
+data_app = typer.Typer(no_args_is_help=True, help="Data sets of the experiments.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback()
+def data() -> None:
+    """Data sets of the experiments."""
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="cifar10 or mnist")],
+    folder: Annotated[Path | None, typer.Option("--dir", help="Where to; default $PATHCOND_DATA or the user's cache")] = None,
+) -> None:
+    """Fetch a data set from where it is published, verified by checksum; goes on where an interrupted fetch stopped."""
+    from .data import get
+    from .data.datasets import folder as data_folder
+
+    with _exit_codes(), _transfer() as progress:
+        place = get(name, data_folder(folder), progress=progress)
+    typer.echo(f"{name} is in {place}")
+
+
+@contextmanager
+def _transfer() -> Iterator[Any]:
+    """One bar per file, in a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)
+
+        yield progress
 
 
 @app.command()
