@@ -109,7 +109,7 @@ def copies(rank: int) -> Any:
     symmetry = pathcond.find_symmetry(model, data((8, 6)))
     other_scales = refusal(lambda: pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), 0.1 * rank)))
     optimizer.state[model.module[0].weight]["odd"] = torch.ones(13, 6) if rank == 1 else 0
-    one_refuses = refusal(handle.now)
+    one_refuses = refusal(lambda: pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units), optimizer=optimizer))
     untouched &= all(torch.equal(v, before[k]) for k, v in model.module.state_dict().items())
     return {
         "weights": after, "state": optimizer.state_dict()["state"], "teleports": (handle.teleports, handle.left_out), "bare": bare,
@@ -290,6 +290,92 @@ def test_no_process_gathers_the_whole_model(tmp_path: Path) -> None:
         assert result["same"]
         assert result["rounded"]
         assert result["change"] == 0.0
+
+
+class Raising(nn.Module):
+    """Fails in forward once it is told to."""
+
+    calls_left = 10**9
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise RuntimeError("no more")
+        return x
+
+
+def between(rank: int) -> Any:
+    """Teleports in states that training leaves behind: after validation, between accumulations, in failing forwards."""
+    model: Any = nn.Sequential(*network(), Raising())
+    prepared = pathcond.prepare(model, data((8, 6)))
+    fully_shard(model)  # the root alone, which a pass without backward leaves whole
+    twin = nn.Sequential(*network(), Raising())
+    optimizer, other = (torch.optim.SGD(m.parameters(), 0.05, momentum=0.9) for m in (model, twin))
+    handle, expected = (
+        pathcond.teleport(optimizer, model, prepared, every="epoch"),
+        pathcond.teleport(other, twin, prepared, every="epoch", group=distributed.new_subgroups(1)[0]),
+    )
+    for m, o, h in ((model, optimizer, handle), (twin, other, expected)):
+        for epoch in range(2):
+            train(m, o, data((3, 16, 6), seed=epoch))
+            with torch.no_grad():
+                m.eval()(data((16, 6)))
+            m.train()
+            h.end_epoch()
+    after_validation = max(float((value - whole(model)[name]).abs().max()) for name, value in twin.state_dict().items())
+
+    before = {name: sharding.local(p).clone() for name, p in model.named_parameters()}
+    failing = 0
+    for passes in range(4):  # of verification go well, the next one does not
+        model[-1].calls_left = passes
+        failing += handle.now() is None
+    model[-1].calls_left = 10**9
+    kept = all(torch.equal(sharding.local(p), before[name]) for name, p in model.named_parameters())
+    for m in (model, twin):
+        m.zero_grad()
+        F.mse_loss(m(data((16, 6))), data((16, 3))).backward()
+    gradients = zip(model.parameters(), twin.parameters(), strict=True)
+    kept &= all(torch.allclose(p.grad.full_tensor(), q.grad, rtol=1e-9, atol=1e-12) for p, q in gradients)
+    model.zero_grad()
+
+    model.set_requires_gradient_sync(False)
+    F.mse_loss(model(data((16, 6))), data((16, 3))).backward()
+    left_out = handle.left_out
+    waiting = handle.now() is None and handle.left_out == left_out + 1
+    return {"validation": after_validation, "failing": failing, "kept": kept, "waiting": waiting, "teleports": handle.teleports}
+
+
+def test_teleports_between_passes_of_shards(tmp_path: Path) -> None:
+    for result in spawned(between, tmp_path):
+        assert result["validation"] < 1e-12
+        assert result["teleports"] == 2
+        assert result["failing"] == 4
+        assert result["kept"]
+        assert result["waiting"]
+
+
+def odd_cases(rank: int) -> Any:
+    """A sharded model with a layer that is not, which drifts; uneven inputs under ``join``."""
+    model: Any = network()
+    prepared = pathcond.prepare(model, data((8, 6)))
+    fully_shard(model, ignored_params={model[4].weight})
+    if rank == 1:
+        with torch.no_grad():
+            model[4].weight[0, 0] += 1
+    drifted = refusal(lambda: pathcond.condition_(model, prepared))
+    copies = nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(copies.parameters(), 0.1)
+    handle = pathcond.teleport(optimizer, copies, data((8, 6)), every=100)
+    with copies.join():
+        joined = refusal(handle.now)
+    return {"drifted": drifted, "joined": joined}
+
+
+def test_parts_that_drift_and_processes_that_part(tmp_path: Path) -> None:
+    for result in spawned(odd_cases, tmp_path):
+        assert result["drifted"][0] == "DivergedError"
+        assert "rank 1 has other parameters than the other ranks: 4.weight" in result["drifted"][1]
+        assert result["joined"][0] == "MismatchError"
 
 
 # -- a process that dies --------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     recorder = _VarianceRecorder({id(buffer): name for name, buffer in buffers.items()})
     with untouched(model, training=True), replaced(model, buffers), torch.no_grad(), recorder:
-        model(*args, **kwargs)
-        reshard(model)
+        try:
+            model(*args, **kwargs)
+        finally:
+            reshard(model)
     return recorder.variances

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,19 +13,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from .errors import TrainChangeError
 from .graph import unwrap
 from .lifting import Sample, capture_sample, diag_g
+from .optimizer_state import Optimizers
 from .problem import ranks_of
-from .ranks import Ranks
+from .ranks import Ranks, is_unclear
 from .report import DiagonalSample, Report, diagonal_sample
-from .rescale import Optimizers, Rescaling, is_low_precision, rescale_
+from .rescale import Rescaling, is_low_precision, listed_copies, rescale_
 from .sharding import local
 from .solvers import DEFAULT, Solution, Solver
 from .solvers.rounding import to_powers_of_two
 from .solvers.solver import refuse_other_than_solver
 from .symmetry import SAFE_EPSILON_SHARE, Normalization, Symmetry, find_symmetry
+
+logger = logging.getLogger("pathcond")
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
 EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
@@ -53,6 +58,8 @@ def prepare(
         if asked != (given.normalization, given.approximate):
             raise ValueError(f"The model was prepared with {given.normalization!r}, approximate={given.approximate}, not {asked}")
         return example_inputs
+    kept = dict(example_inputs) if isinstance(example_inputs, Mapping) else example_inputs
+    example_inputs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, kept)  # whatever the user does to them later
     symmetry = find_symmetry(model, example_inputs, normalization=normalization, approximate=approximate)
     return Prepared(symmetry=symmetry, sample=capture_sample(model, example_inputs))
 
@@ -121,12 +128,18 @@ def condition_(
     True
     """
     refuse_other_than_solver(solver)
-    rounded = is_low_precision(unwrap(model)) if round_to_power_of_two is None else round_to_power_of_two
-    ranks, stages, copies = Ranks.of(model, group), _Stages(progress), list(copies)
-    with stages("symmetry"), ranks.together():
+    copies = listed_copies(copies)
+    rounded = is_low_precision(unwrap(model), copies) if round_to_power_of_two is None else round_to_power_of_two
+    ranks, stages = Ranks.of(model, group), _Stages(progress)
+    if is_unclear(model, group):
+        logger.warning(
+            "Each process conditions a model of its own. Wrap it afterwards in DistributedDataParallel, which copies the first "
+            "one's weights to all, or pass group=torch.distributed.group.WORLD."
+        )
+    with ranks.together(), stages("symmetry"):
         prepared = prepare(model, example_inputs, normalization=normalization, approximate=approximate)
         symmetry = prepared.symmetry
-    with stages("energy"), ranks.together():
+    with ranks.together(), stages("energy"):
         needed = (solver.needs_energy or describe) and ranks.computes
         g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate) if needed else {}
 

@@ -18,25 +18,32 @@ class Factor:
 
     Attributes:
         parts: One or two float64 tensors on the tensor's device; each broadcasts to the tensor.
-        bounds: Numbers that the factor is nowhere below and nowhere above.
+        extremes: (least, greatest) value of each part.
     """
 
     parts: tuple[Tensor, ...]
-    bounds: tuple[float, float]
+    extremes: tuple[tuple[float, float], ...]
 
     @classmethod
     def of(cls, parts: Sequence[Tensor], tensor: Tensor) -> Factor:
         """The factor that multiplies a tensor, or what this process holds of it, from parts on the CPU."""
-        extremes = [[float(value) for value in part.aminmax()] for part in parts]
-        bounds = math.prod(low for low, _ in extremes), math.prod(high for _, high in extremes)
-        return cls(tuple(cut(part, tensor).to(tensor.device) for part in parts), bounds)
+        extremes = tuple((float(low), float(high)) for low, high in (part.aminmax() for part in parts))
+        return cls(tuple(cut(part, tensor).to(tensor.device) for part in parts), extremes)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Numbers that the factor is nowhere below and nowhere above."""
+        return math.prod(low for low, _ in self.extremes), math.prod(high for _, high in self.extremes)
 
     def times(self, tensor: Tensor, power: int = 1, out: Tensor | None = None) -> Tensor:
         """tensor · factor^power, written into ``out`` (a new tensor by default; may be the tensor itself)."""
         out = torch.empty_like(tensor) if out is None else out
         if not tensor.numel():
             return out
-        parts = [(part if power == 1 else part**power).to(tensor.dtype) for part in self.parts]
+        parts = [part if power == 1 else part**power for part in self.parts]
+        if len(parts) > 1 and not self._fit(tensor.dtype, power):
+            parts = [math.prod(parts[1:], start=parts[0])]  # each alone would leave the tensor's type, or round in it
+        parts = [part.to(tensor.dtype) for part in parts]
         source, target = tensor, out
         if tensor.dim() > 0 and tensor.is_contiguous() and out.is_contiguous() and all(_one_sided(part) for part in parts):
             # As a matrix every part is a column or a row, which multiplies at the speed of memory.
@@ -46,8 +53,13 @@ class Factor:
             source = torch.mul(source, part, out=target)
         return out
 
+    def _fit(self, dtype: torch.dtype, power: int) -> bool:
+        """Whether parts may be multiplied one after the other: far inside the range of a type of many digits."""
+        wide = all(1e-30 < value**power < 1e30 for pair in self.extremes for value in pair)
+        return dtype == torch.float64 or (dtype == torch.float32 and wide)
+
     def to(self, device: torch.device) -> Factor:
-        return Factor(tuple(part.to(device) for part in self.parts), self.bounds)
+        return Factor(tuple(part.to(device) for part in self.parts), self.extremes)
 
 
 def exp(log_scales: Tensor) -> Tensor:

@@ -180,8 +180,8 @@ def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     cuda_states = torch.cuda.get_rng_state_all() if cuda else []
     try:
-        if modes:
-            model.train(training)
+        for module, _ in modes:  # train() may do more than that: LoRA layers merge their weights in it
+            module.training = training
         with contextlib.ExitStack() as stack:
             for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -222,13 +222,18 @@ def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
             table[name] = tensor  # type: ignore[index]
 
 
-def require_supported(model: nn.Module) -> None:
-    """Refuse what cannot be captured at all: lazy or quantised parameters. All findings in one error."""
+def require_supported(model: nn.Module, *, sharded: bool = False) -> None:
+    """Refuse what cannot be captured at all: lazy, quantised or sharded parameters. All findings in one error.
+
+    Args:
+        model: Any module.
+        sharded: Whether parameters may be sharded, because the model was captured before.
+    """
     found = []
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             found.append(f"parameter {name} of a lazy module has no shape yet: run the model once on a batch first")
-        elif is_sharded(parameter):
+        elif is_sharded(parameter) and not sharded:
             found.append(
                 f"parameter {name} is sharded: call pathcond.prepare(model, batch) before fully_shard (on the meta device if the "
                 "whole model fits nowhere), and pass what it returns in place of the batch"

@@ -8,7 +8,8 @@ up, had the parameter had its new scale from the start:
      0   already normalised by second moments
      1   parameter-like copies
 
-The same name means different things in different optimizers, so powers are known by class; subclasses inherit them.
+The same name means different things in different optimizers, so powers are known by class. A subclass inherits them unless it has
+a ``step`` of its own, which may give them another meaning.
 
 >>> POWERS["RMSprop"]["momentum_buffer"], POWERS["SGD"]["momentum_buffer"]
 (0, -1)
@@ -16,8 +17,10 @@ The same name means different things in different optimizers, so powers are know
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +33,8 @@ from .moves import Move
 from .sharding import local
 
 logger = logging.getLogger("pathcond")
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 _ADAM = {"exp_avg": -1, "exp_avg_sq": -2, "max_exp_avg_sq": -2}
 
@@ -49,8 +54,9 @@ POWERS: dict[str, dict[str, int]] = {
 }
 # Moments that are known only as sums over rows and columns: no factor of the parameter takes them to the new ones.
 FACTORED = {"Adafactor": ("row_var", "col_var", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")}
-LION_LIKE = ("exp_avg", "momentum_buffer")  # as the only state of an optimizer, an average of gradients
-UNSCALED = ("step", "eta", "mu", "mu_product", "RMS")
+LION_LIKE = re.compile("lion|sign", re.IGNORECASE)  # optimizers that follow the sign of an average of gradients, their only state
+AVERAGES = {"exp_avg", "momentum_buffer"}
+UNSCALED = ("step", "eta", "mu", "mu_product", "RMS")  # single numbers
 CHOICES = ("transport", "reset", "keep")
 
 
@@ -90,19 +96,22 @@ def transport(
     resets: dict[str, Callable[[], Any]] = {}
     unmovable, unknown = [], []
     scaled = list(scaled) if optimizer_state != "keep" else []
-    for optimizer in optimizers:
+    for optimizer in [keeper for outer in optimizers for keeper in _keepers(outer)]:
         powers = _powers(optimizer)
-        if powers is None and optimizer_state == "transport":  # whichever parameter it keeps them with
+        if powers is None and optimizer_state == "transport":
             unknown += [f"{type(optimizer).__name__} keeps {', '.join(map(repr, sorted(_kept(optimizer))))}, of unknown meaning"]
+            continue
+        if powers is None and optimizer_state == "reset":  # whichever parameter it keeps them with
+            resets |= {f"{id(optimizer)} {i}": state.clear for i, state in enumerate(optimizer.state.values())}
             continue
         powers = powers or {}
         for name, parameter, factor in scaled:
             state = optimizer.state.get(parameter, {})
             keys = [key for key, value in state.items() if not _is_plain(key, value)]
             if state and optimizer_state == "reset":
-                resets[name] = state.clear
+                resets[f"{id(optimizer)} {name}"] = state.clear
             elif any(key in FACTORED.get(_kind(optimizer), ()) for key in keys):
-                resets[name] = state.clear
+                resets[f"{id(optimizer)} {name}"] = state.clear
                 unmovable.append(name)
             else:
                 for key in keys:
@@ -124,12 +133,41 @@ def transport(
 
 def _alike(state: Tensor, parameter: Tensor) -> bool:
     """Whether a state has an element for each of the parameter's, in this process too."""
-    return state.shape == parameter.shape and local(state).shape == local(parameter).shape
+    same = state.shape == parameter.shape and local(state).shape == local(parameter).shape
+    return same and state.dtype.is_floating_point
+
+
+def listed(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]:
+    """One optimizer, several or none, as a list."""
+    if optimizer is None:
+        return []
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return [optimizer]
+    found = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    wrong = [type(item).__name__ for item in found if not isinstance(item, torch.optim.Optimizer)]
+    if wrong or not found:
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {', '.join(wrong) or 'an empty list'}")
+    return found
+
+
+def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer and those that it wraps, as Lookahead, ZeroRedundancyOptimizer and accelerate's do: they keep the state."""
+    inner = [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
+    return [optimizer, *(found for wrapped in inner for found in with_inner(wrapped))]
+
+
+def _keepers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Of an optimizer and those inside, each that has state of its own; accelerate's shows the state of the one inside."""
+    found = with_inner(optimizer)
+    return [one for i, one in enumerate(found) if not any(one.state is other.state for other in found[i + 1 :])]
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """The class whose state an optimizer keeps: its own, or the first of its bases that is known."""
-    return next((cls.__name__ for cls in type(optimizer).__mro__ if cls.__name__ in POWERS), type(optimizer).__name__)
+    """The class whose state an optimizer keeps: its own, or a base that is known and whose ``step`` it has."""
+    own: Any = type(optimizer)
+    known = next((cls for cls in own.__mro__ if cls.__name__ in POWERS), own)
+    same = own.__name__ in POWERS or inspect.unwrap(own.step) is inspect.unwrap(known.step)
+    return known.__name__ if same else own.__name__
 
 
 def _powers(optimizer: torch.optim.Optimizer) -> Mapping[str, int] | None:
@@ -137,7 +175,7 @@ def _powers(optimizer: torch.optim.Optimizer) -> Mapping[str, int] | None:
     known, kept = POWERS.get(_kind(optimizer)), _kept(optimizer)
     if known is not None or not kept:
         return known or {}
-    return dict.fromkeys(kept, -1) if len(kept) == 1 and kept <= set(LION_LIKE) else None
+    return dict.fromkeys(kept, -1) if LION_LIKE.search(_kind(optimizer)) and len(kept) == 1 and kept <= AVERAGES else None
 
 
 def _kept(optimizer: torch.optim.Optimizer) -> set[str]:
@@ -147,4 +185,5 @@ def _kept(optimizer: torch.optim.Optimizer) -> set[str]:
 
 def _is_plain(key: str, value: Any) -> bool:
     """Counters, settings and what has not been set yet: nothing that scales."""
-    return key in UNSCALED or value is None or isinstance(value, (bool, int, float, str))
+    single = not isinstance(value, Tensor) or value.dim() == 0
+    return (key in UNSCALED and single) or value is None or isinstance(value, (bool, int, float, str))

@@ -26,8 +26,10 @@ def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Ten
     args, kwargs = fresh_call(model, example_inputs)
     buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
     with untouched(model, training=training), replaced(model, values | buffers), torch.no_grad(), _full_precision():
-        outputs = model(*args, **kwargs)
-        reshard(model)
+        try:
+            outputs = model(*args, **kwargs)
+        finally:
+            reshard(model)
     return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
 
 

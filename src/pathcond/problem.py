@@ -116,7 +116,7 @@ class Problem:
         blocks, pairs, fixed = [], [], []
         for name, whole in g.items():  # nothing here waits for the device
             values = local(whole)
-            if ranks.sharded and not (counts_here(whole) and values.numel()):
+            if ranks.sharded and not (counts_here(whole, ranks.rank) and values.numel()):
                 continue
             if name not in symmetry.scalings:
                 fixed.append(torch.stack([values.double().sum() / total, (values > 0).sum().double()]))
@@ -303,7 +303,7 @@ def ranks_of(g: Mapping[str, Tensor]) -> Ranks:
 
 
 def _checked_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
-    held = [local(values).double() for values in g.values() if not ranks.sharded or counts_here(values)]
+    held = [local(values).double() for values in g.values() if not ranks.sharded or counts_here(values, ranks.rank)]
     device = held[0].device if held else torch.device("cpu")
     found = [torch.stack([values.sum(), values.min()]) for values in held if values.numel()]
     sums = torch.stack(found) if found else torch.zeros(1, 2, dtype=torch.float64, device=device)

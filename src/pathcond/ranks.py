@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 
 from . import errors
 from .graph import unwrap, wrapped
-from .sharding import mesh_group, sharded_parameters
+from .sharding import mesh_group, reshard, sharded_parameters
 
 T = TypeVar("T")
 
@@ -37,12 +37,17 @@ class Ranks:
     @classmethod
     def of(cls, model: nn.Module, group: Any = None) -> Ranks:
         """The processes behind a model: those of its DistributedDataParallel or ``fully_shard``, or the group that is given."""
+        reshard(model)  # after a validation pass the root's parameters are still whole, and not the ones that train
         sharded = sharded_parameters(model) if several_processes() else {}
+        wrapper = next((m for m in wrapped(model) if isinstance(m, nn.parallel.DistributedDataParallel)), None)
+        if wrapper is not None and getattr(getattr(wrapper, "_join_config", None), "enable", False):
+            raise errors.MismatchError(
+                "Inside DistributedDataParallel.join() processes take different numbers of steps and cannot agree on a rescaling."
+            )
         if sharded:
             group = mesh_group(sharded)
-        elif group is None:
-            wrapper = next((m for m in wrapped(model) if isinstance(m, nn.parallel.DistributedDataParallel)), None)
-            group = wrapper.process_group if wrapper is not None else None
+        elif group is None and wrapper is not None:
+            group = wrapper.process_group
         if group is None or (distributed.get_world_size(group) == 1 and not sharded):
             return ALONE
         return cls(group=group, sharded=bool(sharded))
@@ -159,9 +164,14 @@ def several_processes() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
+def is_unclear(model: nn.Module, group: Any) -> bool:
+    """Whether nothing says what the other processes have to do with this model."""
+    return group is None and several_processes() and distributed.get_world_size() > 1 and Ranks.of(model).alone
+
+
 def refuse_unclear(model: nn.Module, group: Any) -> None:
     """Refuse a bare model in one of several training processes: are they copies of one model, or models of their own?"""
-    if group is None and several_processes() and distributed.get_world_size() > 1 and Ranks.of(model).alone:
+    if is_unclear(model, group):
         raise ValueError(
             f"torch.distributed runs {distributed.get_world_size()} processes, but {type(unwrap(model)).__name__} is neither "
             "DistributedDataParallel nor fully_shard. Pass the wrapped model; or group=torch.distributed.group.WORLD if all "

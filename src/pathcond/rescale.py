@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +22,12 @@ from .factor import Factor, exp
 from .graph import unwrap
 from .memory import is_writable, overlapping
 from .moves import Move, Setting, largest, refused
-from .optimizer_state import Transport, transport
+from .optimizer_state import Optimizers, Transport, listed, transport
 from .outputs import default_tolerance, example_outputs, output_change
 from .ranks import Ranks
-from .sharding import computes_in, local
+from .sharding import computes_in, has_unreduced_gradients, is_sharded, local
 from .symmetry import Symmetry, fingerprint, scaled_variance
 from .values import Scaling
-
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 logger = logging.getLogger("pathcond")
 
@@ -97,11 +95,11 @@ def rescale_(
     change_eval = change_train = None
     with torch.no_grad():
         with ranks.together():
-            rounded = is_low_precision(model) if round_to_power_of_two is None else round_to_power_of_two
-            plan = _plan(model, symmetry, log_scales, rounded, verify, listed(optimizer), optimizer_state, list(copies))
+            copies = listed_copies(copies)
+            rounded = is_low_precision(model, copies) if round_to_power_of_two is None else round_to_power_of_two
+            plan = _plan(model, symmetry, log_scales, rounded, verify, listed(optimizer), optimizer_state, copies)
         ranks.same("log-scales", {"log_scales": torch.as_tensor(log_scales)})
-        if not ranks.sharded:
-            ranks.same("parameters", dict(model.named_parameters()) if not ranks.alone else {})
+        ranks.same("parameters", {} if ranks.alone else {n: p for n, p in model.named_parameters() if not is_sharded(p)})
         if verify:
             with ranks.together():
                 change_eval, change_train = _verify(model, symmetry, plan, ranks, tolerance, train_tolerance)
@@ -118,13 +116,6 @@ def rescale_(
         optimizer_reset=plan.transport.reset_names,
         seconds=time.perf_counter() - start,
     )
-
-
-def listed(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]:
-    """One optimizer, several or none, as a list."""
-    if optimizer is None:
-        return []
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +166,21 @@ class _Plan:
             reset()
 
 
-def is_low_precision(model: nn.Module) -> bool:
+def listed_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
+    """Copies of a model as a list of modules and mappings; anything else is refused."""
+    if isinstance(copies, (nn.Module, Mapping)):
+        raise TypeError("copies is a list: copies=[ema]")
+    found = list(copies)
+    for copy in found:
+        if not isinstance(copy, (nn.Module, Mapping)):
+            raise TypeError(f"copies holds a {type(copy).__name__}: give modules, or mappings from parameter names to tensors")
+    return found
+
+
+def is_low_precision(model: nn.Module, copies: Iterable[nn.Module | Mapping[str, Tensor]] = ()) -> bool:
     """Whether factors are powers of two by default: some weights have so few digits that any other factor costs one."""
-    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model)
+    held = [copy.parameters() if isinstance(copy, nn.Module) else copy.values() for copy in copies]
+    types = {tensor.dtype for tensors in [model.parameters(), *held] for tensor in tensors} | computes_in(model)
     return not types.isdisjoint((torch.float16, torch.bfloat16))
 
 
@@ -238,6 +241,11 @@ def _tensors_of(copy: nn.Module | Mapping[str, Tensor], named: dict[str, Tensor]
             )
     else:
         held = dict(copy)
+        if not held.keys() & named.keys():
+            raise MismatchError(
+                "The model was not changed, because a copy of it knows none of its parameters by name: "
+                f"{', '.join(list(held)[:3])} ... instead of {', '.join(list(named)[:3])} ..."
+            )
     found = {name: held[name] for name in names if name in held and held[name] is not named[name]}
     for name, tensor in found.items():
         if tensor.shape != named[name].shape:
@@ -261,6 +269,8 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
             "differ): call find_symmetry again."
         )
     problems = []
+    if has_unreduced_gradients(model):
+        problems.append("gradients of fully_shard wait to be summed over the processes: rescale after the step, or zero_grad()")
     checked = symmetry._checked(log_scales)
     for unit in torch.nonzero(~checked.isfinite()).flatten().tolist()[:5]:
         problems.append(f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite")
@@ -271,7 +281,7 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
         tensor = tensors[name]
         if tensor.is_inference():
             problems.append(f"{name} was made under torch.inference_mode and cannot be written in place: clone it first")
-        if tensor.grad is not None and not is_writable(local(tensor.grad)):
+        if name in symmetry.scalings and tensor.grad is not None and not is_writable(local(tensor.grad)):
             problems.append(f"the gradient of {name} is sparse, shares memory or is an inference tensor: call zero_grad() first")
         if not math.isfinite(peak):
             problems.append(f"{name} {tuple(tensor.shape)} has NaN or infinite values: repair or reload it first")
@@ -384,4 +394,7 @@ def _why_train_differs(symmetry: Symmetry) -> str:
         return "approximate=True keeps the function only approximately"
     if symmetry.normalization == "paper":
         return 'normalization="paper" keeps eval mode only'
-    return "some scales in front of a norm are small against its ε; symmetry.log_scale_bounds(model) gives the safe range"
+    return (
+        "some scales in front of a norm are small against its ε (symmetry.log_scale_bounds(model) gives the safe range), or the "
+        "model draws random numbers from a generator of its own"
+    )

@@ -65,10 +65,10 @@ def sharded_like(value: Tensor, tensor: Any) -> Tensor:
     )
 
 
-def counts_here(tensor: Any) -> bool:
+def counts_here(tensor: Any, rank: int) -> bool:
     """Of the processes that hold the same part of a tensor, whether this is the one that counts it in sums over all of them."""
     if not is_sharded(tensor):
-        return torch.distributed.get_rank() == 0
+        return rank == 0
     coordinate = tensor.device_mesh.get_coordinate()
     return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
 
@@ -97,7 +97,25 @@ def mesh_group(parameters: dict[str, Any]) -> Any:
 def reshard(model: nn.Module) -> None:
     """Give back what a forward pass has gathered; ``fully_shard`` keeps the root's parameters whole until a backward pass."""
     for module in _shards(model):
+        state = module._get_fsdp_state()
+        for part in (state, getattr(state, "_fsdp_param_group", None)):
+            running = getattr(part, "_training_state", None)
+            if (
+                getattr(running, "name", "") == "FORWARD"
+            ):  # a forward pass that raised has left it there, and would keep what it has
+                part._training_state = type(running).IDLE  # type: ignore[union-attr]
         module.reshard()
+
+
+def has_unreduced_gradients(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` holds gradients of whole parameters that wait to be summed over the processes."""
+    for module in _shards(model):
+        group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
+        for parameter in group.fsdp_params if group is not None else ():
+            whole = getattr(parameter, "_unsharded_param", None)
+            if getattr(whole, "grad", None) is not None or getattr(parameter, "unsharded_accumulated_grad", None) is not None:
+                return True
+    return False
 
 
 def computes_in(model: nn.Module) -> set[torch.dtype]:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -272,10 +273,15 @@ def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tens
     return square * variance.double() + torch.expm1(2 * log_scale) * epsilon
 
 
+CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")  # options that no symmetry depends on
+
+
 def fingerprint(model: nn.Module) -> str:
     """Changes with the structure of a model (modules, options, shapes, ties), not with its weights."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    description = [f"{name} {original_class(module).__name__}({module.extra_repr()})" for name, module in model.named_modules()]
+    options = [CHANGEABLE.sub("", module.extra_repr()) for module in model.modules()]
+    modules = zip(model.named_modules(), options, strict=True)
+    description = [f"{name} {original_class(module).__name__}({text})" for (name, module), text in modules]
     description += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors] + [repr(canonical_names(model))]
     return hashlib.sha256("\n".join(description).encode()).hexdigest()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 
 from .condition import Prepared, condition_, prepare
 from .errors import EnergyRangeError, MismatchError, RescalingError
-from .graph import unwrap
+from .graph import require_supported, unwrap
+from .optimizer_state import Optimizers, listed, with_inner
+from .outputs import example_outputs
 from .ranks import Ranks, refuse_unclear
 from .report import Report
-from .rescale import Optimizers, listed
+from .rescale import listed_copies
 from .solvers import Exact, Solver
 from .solvers.solver import refuse_other_than_solver
 from .symmetry import Normalization
@@ -30,6 +33,7 @@ from .symmetry import Normalization
 logger = logging.getLogger("pathcond")
 
 BETWEEN_STEPS = Exact(tolerance=1e-4)  # the next step moves the optimum by more than this
+WRAPPER_FILE = inspect.getfile(torch.optim.Optimizer)
 WARNINGS = 5  # of teleports that were left out, before they are only counted
 
 
@@ -83,16 +87,18 @@ def teleport(
     """
     refuse_other_than_solver(solver)
     _refuse_unusable(every, schedule, options)
-    group = options.get("group")
+    optimizers, group, copies = listed(optimizer), options.get("group"), listed_copies(options.get("copies", ()))
+    require_supported(unwrap(model), sharded=isinstance(example_inputs, Prepared))
     refuse_unclear(model, group)
     ranks = Ranks.of(model, group)
     settings = {"normalization": normalization, "approximate": options.get("approximate", False)}
     with ranks.together():
         prepared = prepare(model, example_inputs, **settings)
-        _say_what_no_optimizer_holds(listed(optimizer), model, options.get("copies", ()))
+        _compare(optimizers, model, copies)
+        example_outputs(unwrap(model), prepared.symmetry.example_inputs, {}, training=False)  # inputs that do not fit fail now
     fingerprint = torch.tensor(list(prepared.symmetry.fingerprint.encode()), dtype=torch.uint8)
     ranks.same("Symmetry", {"fingerprint": fingerprint, "num_units": torch.tensor(prepared.symmetry.num_units)})
-    options = {"describe": False} | options | settings | {"solver": solver, "optimizer": optimizer}
+    options = {"describe": False} | options | settings | {"solver": solver, "optimizer": optimizers, "copies": copies}
     return Teleportation(model, prepared, every, schedule, on_teleport, options)
 
 
@@ -124,7 +130,9 @@ class Teleportation:
         self.report: Report | None = None
         self._decided = 0  # the step at which it was last looked whether to teleport
         self._skipped: Tensor | None = None  # steps among those counted that a GradScaler may have skipped, still on the device
-        self._hook = listed(options["optimizer"])[-1].register_step_post_hook(self._after_step)
+        last = with_inner(options["optimizer"][-1])
+        hooked = next(found for found in last if hasattr(found, "_optimizer_step_post_hooks"))  # accelerate's cannot be
+        self._hook = hooked.register_step_post_hook(self._after_step)
 
     @property
     def steps(self) -> int:
@@ -137,6 +145,8 @@ class Teleportation:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return  # a CUDA graph is being recorded: no step has been taken
+        if _is_inner_call(optimizer):
+            return  # a subclass goes on after its base's step
         skipped = getattr(optimizer, "found_inf", None)  # how a GradScaler tells fused optimizers to do nothing
         if skipped is not None:
             skipped = (skipped.detach() > 0).long().sum()
@@ -166,6 +176,11 @@ class Teleportation:
         Returns:
             What was done; None if it was refused, with a warning, and the model is as it was.
         """
+        if torch._C._current_graph_task_id() != -1:
+            raise MismatchError(
+                "optimizer.step() was called inside backward(), where later layers have passed on gradients of the weights as they "
+                "are. Teleport between steps: schedule=lambda step: False, and handle.now() after backward()."
+            )
         try:
             with _one_thread(self._model):
                 report = condition_(self._model, self._prepared, **self._options)
@@ -222,9 +237,19 @@ def _refuse_unusable(every: Any, schedule: Any, options: dict[str, Any]) -> None
         raise TypeError(f"teleport has no option {', '.join(sorted(unknown))}; beside its own it takes {', '.join(sorted(known))}")
 
 
-def _say_what_no_optimizer_holds(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: Any) -> None:
-    """Refuse optimizers of another model; warn of parameters that train outside of the given ones, whose state cannot move."""
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+def _is_inner_call(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step that has just ended was called by another step of the same optimizer (``super().step()``)."""
+    running, frame = 0, sys._getframe(1)
+    while frame is not None:  # torch's wrapper around a step calls the hooks; a step of a step has two of them
+        if frame.f_code.co_filename == WRAPPER_FILE and frame.f_code.co_name == "wrapper":
+            running += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return running > 1
+
+
+def _compare(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: Any) -> None:
+    """Refuse optimizers of another model; warn where they and the model do not hold the same parameters."""
+    held = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     masters = [copy for copy in copies if isinstance(copy, Mapping)]
     parameters = dict(unwrap(model).named_parameters())
     outside = [
@@ -237,6 +262,13 @@ def _say_what_no_optimizer_holds(optimizers: list[torch.optim.Optimizer], model:
             "The optimizer holds none of the model's parameters. Pass the one that trains this model; if it trains float32 "
             "masters, pass them by name: copies=[{name: master, ...}]."
         )
+    masters_held = {id(tensor) for copy in masters for tensor in copy.values()}
+    foreign = [p for p in held.values() if id(p) not in {id(p) for p in parameters.values()} | masters_held]
+    if foreign:
+        logger.warning(
+            "The optimizer also trains %d parameters that are not the model's. If some of them read hidden units of this model (a "
+            "second head), pass the module that holds both: a rescaling knows only what the model shows.", len(foreign),
+        )  # fmt: skip
     training = [name for name in outside if parameters[name].requires_grad]
     if training:
         logger.warning(

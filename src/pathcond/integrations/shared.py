@@ -13,9 +13,9 @@ from typing import Any, Literal
 from torch import distributed, nn
 
 from ..condition import condition_, prepare
+from ..optimizer_state import Optimizers
 from ..ranks import several_processes
 from ..report import Report
-from ..rescale import Optimizers
 from ..teleport import Teleportation, teleport
 
 logger = logging.getLogger("pathcond")
