@@ -25,7 +25,7 @@ bench: $(READY)  ## Speed and memory beside naive implementations; writes benchm
 	$(PYTHON) -m benchmarks.energy
 	$(PYTHON) -m benchmarks.solvers
 	$(PYTHON) -m benchmarks.conditioning
-	$(PYTHON) -m benchmarks.teleport --steps 20
+	$(PYTHON) -m benchmarks.teleport --steps 4 --epochs 2
 
 docs: $(READY)  ## The pages that are generated from the code
 	$(PYTHON) -m pathcond.rules.document docs/supported-operations.md
