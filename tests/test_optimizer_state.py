@@ -28,8 +28,17 @@ class Lion(torch.optim.Optimizer):
                 average.mul_(0.99).add_(p.grad, alpha=0.01)
 
 
-class Signum(Lion):
-    """The same state under another class: no table knows it."""
+class SignMomentum(torch.optim.Optimizer):
+    """Lion-like: one average of gradients, under a class that no table knows."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-4) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            average = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            p.add_(average.mul_(0.9).add_(p.grad).sign(), alpha=-self.param_groups[0]["lr"])
 
 
 SMALL = 1e-30  # in place of ε, which does not scale: nothing is left of it after an addition
@@ -51,7 +60,7 @@ OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "Rprop": lambda p: torch.optim.Rprop(p, 0.01),
     "ASGD": lambda p: torch.optim.ASGD(p, 0.0, lambd=0.0),
     "Lion": lambda p: Lion(p, 0.0),
-    "Lion-like": lambda p: Signum(p, 0.0),
+    "Lion-like": lambda p: SignMomentum(p, 0.0),
     "Muon": lambda p: torch.optim.Muon(p, 0.0, weight_decay=0.0),
 }
 POWERS_OF_TWO, ANY = True, False
