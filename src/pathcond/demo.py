@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from .condition import condition_
 from .experiments.architectures import mlp
 from .report import Report
-from .rescale import rescale_
-from .solvers import CoordinateDescent, ENorm, solve
-from .symmetry import find_symmetry
+from .solvers import CoordinateDescent, ENorm
+from .teleport import teleport
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -38,14 +37,14 @@ class Run:
         name: How it was prepared.
         model: The network.
         report: What ``condition_`` did, if it was called.
-        after_epoch: What the method does between epochs.
+        every_epoch: Options of the teleport that the method makes after every epoch; None if it makes none.
         accuracy, loss: On the training set, after every epoch.
     """
 
     name: str
     model: nn.Module
     report: Report | None = None
-    after_epoch: Callable[[], object] = lambda: None
+    every_epoch: dict[str, Any] | None = None
     accuracy: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
 
@@ -73,14 +72,8 @@ def network() -> nn.Sequential:
 
 def runs(batch: Tensor) -> list[Run]:
     """The four ways: as it comes, ENorm after every epoch, conditioned as in the paper, conditioned by default."""
-    baseline, enorm = Run("baseline", network()), Run("ENorm every epoch", network())
-    symmetry = find_symmetry(enorm.model, batch, normalization="paper")
-
-    def balance() -> None:
-        solution = solve(symmetry, {}, solver=ENorm(), model=enorm.model)
-        rescale_(enorm.model, symmetry, solution.log_scales, verify=False)
-
-    enorm.after_epoch = balance
+    balancing = {"solver": ENorm(), "normalization": "paper", "verify": False}
+    baseline, enorm = Run("baseline", network()), Run("ENorm every epoch", network(), every_epoch=balancing)
     paper, default = network(), network()
     as_in_paper = condition_(paper, batch, solver=CoordinateDescent(), normalization="paper", calibrate=False)
     by_default = condition_(default, batch)
@@ -90,16 +83,21 @@ def runs(batch: Tensor) -> list[Run]:
 def train(runs: list[Run], x: Tensor, y: Tensor, *, learning_rate: float, epochs: int) -> Iterator[int]:
     """SGD on all of them, the same batches for each; yields after every epoch."""
     optimizers = [torch.optim.SGD(run.model.parameters(), lr=learning_rate) for run in runs]
+    teleports = [
+        teleport(optimizer, run.model, x[:BATCH], every="epoch", **run.every_epoch) if run.every_epoch is not None else None
+        for run, optimizer in zip(runs, optimizers, strict=True)
+    ]
     order = torch.Generator().manual_seed(0)
     for epoch in range(1, epochs + 1):
         batches = torch.randperm(len(x), generator=order)[: len(x) // BATCH * BATCH].split(BATCH)  # all of one size
-        for run, optimizer in zip(runs, optimizers, strict=True):
+        for run, optimizer, handle in zip(runs, optimizers, teleports, strict=True):
             run.model.train()
             for rows in batches:
                 optimizer.zero_grad()
                 F.cross_entropy(run.model(x[rows]), y[rows]).backward()
                 optimizer.step()
-            run.after_epoch()
+            if handle is not None:
+                handle.end_epoch()
             run.model.eval()
             with torch.no_grad():
                 logits = run.model(x)
