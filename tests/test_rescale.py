@@ -1,7 +1,9 @@
 """Rescaling is exact, all or nothing, and leaves everything else alone."""
 
 import copy
+import os
 import random
+import signal
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
+from pathcond import rescale
 
 from .cases import CASES, Calls, make
 from .zoo import outputs
@@ -262,3 +265,21 @@ def test_a_module_under_two_names_keeps_its_parameters() -> None:
     after = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     assert [(name, id(t)) for name, t in after] == [(name, id(t)) for name, t in before]
     assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+
+
+def test_ctrl_c_in_the_middle_of_writing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = make("mlp")
+    symmetry = pathcond.find_symmetry(model, inputs)
+    twin, log_scales = copy.deepcopy(model), random_scales(symmetry)
+    pathcond.rescale_(twin, symmetry, log_scales)
+    write = rescale._Plan.write
+
+    def interrupted(plan: rescale._Plan) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        write(plan)
+
+    monkeypatch.setattr(rescale._Plan, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pathcond.rescale_(model, symmetry, log_scales)
+    assert unchanged(model, snapshot(twin))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,7 +105,8 @@ def rescale_(
         if verify:
             with ranks.together():
                 change_eval, change_train = _verify(model, symmetry, plan, ranks, tolerance, train_tolerance)
-        plan.write()  # from here on no process waits for another
+        with _uninterrupted():
+            plan.write()  # from here on no process waits for another
     if plan.transport.reset_names:
         names = plan.transport.reset_names
         logger.info(
@@ -164,6 +167,23 @@ class _Plan:
             setting.tensor.copy_(setting.value)
         for reset in self.transport.resets:
             reset()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C until the body is done: half of a rescaling is another model."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:  # not ours to change
+        yield
+        return
+    pressed: list[tuple[Any, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed and callable(handler):
+        handler(*pressed[0])
 
 
 def listed_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
