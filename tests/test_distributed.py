@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
@@ -376,6 +377,24 @@ def test_parts_that_drift_and_processes_that_part(tmp_path: Path) -> None:
         assert result["drifted"][0] == "DivergedError"
         assert "rank 1 has other parameters than the other ranks: 4.weight" in result["drifted"][1]
         assert result["joined"][0] == "MismatchError"
+
+
+def on_a_mesh(rank: int) -> Any:
+    """Four processes: two pairs that shard a model each, with a parameter that is not; and all four as replicas of shards."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    expected = pathcond.condition_(network(), data((8, 6)), group=distributed.new_subgroups(1)[0]).log_scales
+    differences = []
+    for part, kept_whole in ((mesh["shard"], True), (mesh, False)):
+        model: Any = network()
+        prepared = pathcond.prepare(model, data((8, 6)))
+        fully_shard(model, mesh=part, ignored_params={model[4].weight} if kept_whole else None)
+        differences.append(float((pathcond.condition_(model, prepared).log_scales - expected).abs().max()))
+    return differences
+
+
+def test_meshes_of_some_and_of_all_processes(tmp_path: Path) -> None:
+    for differences in spawned(on_a_mesh, tmp_path, 4):
+        assert max(differences) < 1e-8
 
 
 # -- a process that dies --------------------------------------------------------------------------------------
