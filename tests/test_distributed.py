@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import logging
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 
 import pathcond
@@ -139,6 +141,31 @@ def test_copies_stay_the_same_and_one_that_differs_is_named(tmp_path: Path) -> N
         assert "rank 1: " in result["one_refuses"][1]
         assert "'odd'" in result["one_refuses"][1]
         assert result["untouched"]
+
+
+def redundant(rank: int) -> Any:
+    """Adam whose state the processes share out among themselves, beside Adam; and a bare model, of which the user is told."""
+    results = []
+    for build in (torch.optim.Adam, lambda p, lr: ZeroRedundancyOptimizer(p, torch.optim.Adam, lr=lr)):
+        model = nn.parallel.DistributedDataParallel(network())
+        optimizer = build(model.parameters(), 1e-2)
+        handle = pathcond.teleport(optimizer, model, data((8, 6)), every=4)
+        train(model, optimizer, data((STEPS, 16, 6))[:, rank::2])
+        results.append((model.module.state_dict(), (handle.steps, handle.teleports)))
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("pathcond").addHandler(handler)
+    pathcond.condition_(network(), data((8, 6), seed=rank))
+    return results, said
+
+
+def test_state_that_is_shared_out_moves_too(tmp_path: Path) -> None:
+    for ((weights, counts), (others, same_counts)), said in spawned(redundant, tmp_path):
+        assert counts == same_counts == (STEPS, 3)
+        for name, value in weights.items():
+            torch.testing.assert_close(others[name], value, rtol=1e-9, atol=1e-12)
+        assert [message for message in said if "a model of its own" in message]
 
 
 def odd_one(rank: int) -> Any:

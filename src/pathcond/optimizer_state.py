@@ -18,7 +18,6 @@ a ``step`` of its own, which may give them another meaning.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ from .errors import MismatchError
 from .factor import Factor
 from .moves import Move
 from .sharding import local
-
-logger = logging.getLogger("pathcond")
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -93,7 +90,7 @@ def transport(
     if optimizer_state not in CHOICES:
         raise ValueError(f"optimizer_state={optimizer_state!r}; choose one of {', '.join(map(repr, CHOICES))}")
     moves: list[Move] = []
-    resets: dict[str, Callable[[], Any]] = {}
+    resets: list[Callable[[], Any]] = []
     unmovable, unknown = [], []
     scaled = list(scaled) if optimizer_state != "keep" else []
     for optimizer in [keeper for outer in optimizers for keeper in _keepers(outer)]:
@@ -102,16 +99,16 @@ def transport(
             unknown += [f"{type(optimizer).__name__} keeps {', '.join(map(repr, sorted(_kept(optimizer))))}, of unknown meaning"]
             continue
         if powers is None and optimizer_state == "reset":  # whichever parameter it keeps them with
-            resets |= {f"{id(optimizer)} {i}": state.clear for i, state in enumerate(optimizer.state.values())}
+            resets += [state.clear for state in optimizer.state.values()]
             continue
         powers = powers or {}
         for name, parameter, factor in scaled:
             state = optimizer.state.get(parameter, {})
             keys = [key for key, value in state.items() if not _is_plain(key, value)]
             if state and optimizer_state == "reset":
-                resets[f"{id(optimizer)} {name}"] = state.clear
+                resets.append(state.clear)
             elif any(key in FACTORED.get(_kind(optimizer), ()) for key in keys):
-                resets[f"{id(optimizer)} {name}"] = state.clear
+                resets.append(state.clear)
                 unmovable.append(name)
             else:
                 for key in keys:
@@ -128,7 +125,7 @@ def transport(
             + '\nPass optimizer_state="reset" to start it anew, or "keep" to leave it as it is. If you know how it scales with the '
             "gradient, add it to pathcond.optimizer_state.POWERS."
         )
-    return Transport(moves=tuple(moves), resets=tuple(resets.values()), reset_names=tuple(unmovable))
+    return Transport(moves=tuple(moves), resets=tuple(resets), reset_names=tuple(unmovable))
 
 
 def _alike(state: Tensor, parameter: Tensor) -> bool:

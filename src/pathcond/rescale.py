@@ -11,6 +11,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,9 +110,8 @@ def rescale_(
             plan.write()  # from here on no process waits for another
     if plan.transport.reset_names:
         names = plan.transport.reset_names
-        logger.info(
-            "The optimizer state of %d parameters cannot be moved and starts anew: %s ...", len(names), ", ".join(names[:3])
-        )
+        message = f"The optimizer state of {len(names)} parameters cannot be moved and starts anew: {', '.join(names[:3])} ..."
+        warnings.warn(message, stacklevel=2)  # shown once, however often a training run teleports
     return Rescaling(
         output_change_eval=change_eval,
         output_change_train=change_train,

@@ -35,6 +35,7 @@ from .sharding import original_class
 from .values import Scaling
 
 Normalization = Literal["absorb", "gain", "full", "paper"]
+CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")  # options of modules that no symmetry depends on
 SAFE_EPSILON_SHARE = 1 / 4000  # by which scales in front of a norm may change the share of ε in it
 
 
@@ -273,15 +274,13 @@ def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tens
     return square * variance.double() + torch.expm1(2 * log_scale) * epsilon
 
 
-CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")  # options that no symmetry depends on
-
-
 def fingerprint(model: nn.Module) -> str:
     """Changes with the structure of a model (modules, options, shapes, ties), not with its weights."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    options = [CHANGEABLE.sub("", module.extra_repr()) for module in model.modules()]
-    modules = zip(model.named_modules(), options, strict=True)
-    description = [f"{name} {original_class(module).__name__}({text})" for (name, module), text in modules]
+    description = [
+        f"{name} {original_class(module).__name__}({CHANGEABLE.sub('', module.extra_repr())})"
+        for name, module in model.named_modules()
+    ]
     description += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors] + [repr(canonical_names(model))]
     return hashlib.sha256("\n".join(description).encode()).hexdigest()
 

@@ -6,8 +6,7 @@ trainer = lightning.Trainer(callbacks=[PathCondCallback(every=500)])
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -46,18 +45,8 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
         teleportation: The handle that ``pathcond.teleport`` returned; None where nothing is teleported.
     """
 
-    def __init__(
-        self,
-        example_inputs: Any = None,
-        *,
-        condition: bool = True,
-        every: int | Literal["epoch"] | None = None,
-        schedule: Callable[[int], bool] | None = None,
-        module: str = "",
-        inputs: Callable[[Any], Any] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(example_inputs, condition=condition, every=every, schedule=schedule, inputs=inputs, **options)
+    def __init__(self, example_inputs: Any = None, *, module: str = "", **settings: Any) -> None:
+        super().__init__(example_inputs, **settings)
         self.module, self._started, self._conditioned = module, False, False
         self._forget()
 

@@ -7,7 +7,7 @@ trainer.add_callback(PathCondCallback(every=500, log=trainer.log))
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -51,17 +51,9 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
     """
 
     def __init__(
-        self,
-        example_inputs: Any = None,
-        *,
-        condition: bool = True,
-        every: int | Literal["epoch"] | None = None,
-        schedule: Callable[[int], bool] | None = None,
-        inputs: Callable[[Any], Any] | None = None,
-        log: Callable[[dict[str, float]], object] | None = None,
-        **options: Any,
+        self, example_inputs: Any = None, *, log: Callable[[dict[str, float]], object] | None = None, **settings: Any
     ) -> None:
-        super().__init__(example_inputs, condition=condition, every=every, schedule=schedule, inputs=inputs, **options)
+        super().__init__(example_inputs, **settings)
         self.log = log
         self._logged: Report | None = None
 
