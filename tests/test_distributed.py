@@ -74,6 +74,7 @@ def _run(rank: int, worker: Callable[..., Any], processes: int, folder: str, arg
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=processes)
     torch.save(worker(rank, *arguments), f"{folder}/result.{rank}")
+    distributed.barrier()  # gloo aborts a process whose peer closes the connection while it is still listening
     distributed.destroy_process_group()
 
 
