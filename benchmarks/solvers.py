@@ -3,7 +3,7 @@
     python -m benchmarks.solvers [--models resnet50 vgg16] [--out benchmarks/solvers.json]
 
 All on normalization "paper" and statistics as they come for the paper's three architectures, where ``naive`` runs the box's ten
-sweeps neuron by neuron (benchmarks/naive.py) in the same process. Gap is (F − F*) / (F(0) − F*). The large networks are
+sweeps neuron by neuron (``reference.box_sweeps``) in the same process. Gap is (F − F*) / (F(0) − F*). The large networks are
 calibrated on a batch of two and solved under "paper" and "full" to a gradient norm of 1e-8 per parameter.
 """
 
@@ -21,10 +21,10 @@ from torch import nn
 from pathcond import diag_g, find_symmetry
 from pathcond.experiments.architectures import cifar_nv, mlp, resnet18_c
 from pathcond.problem import Problem
+from pathcond.reference import Connectivity, box_sweeps
 from pathcond.solvers import CoordinateDescent, Exact, Solution
 
 from .measuring import median_seconds, printed, write
-from .naive import index_sets, sweeps
 
 PAPER = {"mlp": mlp, "cifar_nv": cifar_nv, "resnet18_c": resnet18_c}
 LARGE = ("resnet50", "resnet152", "vgg16", "densenet121", "mobilenet_v3_large")
@@ -36,9 +36,9 @@ def beside_naive(name: str, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model, x = PAPER[name]().eval(), torch.randn(2, 3, 32, 32)
     symmetry, g = find_symmetry(model, x, normalization="paper"), diag_g(model, x, calibrate=False)
-    sets, order = index_sets(symmetry, g), [unit for group in symmetry.groups for unit in group.units]
+    connectivity = Connectivity.of(symmetry, g)
     start = time.perf_counter()
-    iterates = list(itertools.islice(sweeps(*sets, order), SWEEPS))
+    iterates = list(itertools.islice(box_sweeps(connectivity), SWEEPS))
     seconds_naive = time.perf_counter() - start
     problem = Problem.of(symmetry, g)
     descent, exact, quick = CoordinateDescent(sweeps=SWEEPS, tolerance=0), Exact(), Exact(tolerance=1e-5)

@@ -13,7 +13,8 @@ from .zoo import NORMALIZATIONS
 
 
 def written_out(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """K (p, num_units) and g (p,) of the parameters with g > 0, from the factors of one log-scale at a time."""
+    """K (p, num_units) and g (p,) of the parameters that count and have g > 0, from the factors of one log-scale at a time."""
+    g = {name: values for name, values in g.items() if name not in symmetry.uncounted}
     units = torch.eye(symmetry.num_units, dtype=torch.float64)
     factors = [symmetry.factors(unit) for unit in units]
     K = [torch.stack([f[name].log().reshape(-1) for f in factors], 1) for name in g]

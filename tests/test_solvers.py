@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benchmarks.naive import index_sets, sweeps
 from scipy.optimize import minimize
 from torch import nn
 
 from pathcond import diag_g, find_symmetry
 from pathcond.experiments.architectures import cifar_nv, mlp, resnet18_c
 from pathcond.problem import Problem
+from pathcond.reference import Connectivity, box_sweeps
 from pathcond.solvers import CoordinateDescent, Exact
 
 from .cases import make
@@ -25,9 +25,8 @@ PLAIN = ("mlp", "mlp_without_bias", "vgg_with_flatten", "unet", "conv_1d_and_3d"
 def test_coordinate_descent_has_the_iterates_of_the_algorithm_box(name: str) -> None:
     model, inputs = make(name)
     symmetry, g = find_symmetry(model, inputs, normalization="paper"), diag_g(model, inputs)
-    order = [unit for group in symmetry.groups for unit in group.units]
     problem = Problem.of(symmetry, g)
-    for count, expected in enumerate(itertools.islice(sweeps(*index_sets(symmetry, g), order), 5), start=1):
+    for count, expected in enumerate(itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), 5), start=1):
         solution = CoordinateDescent(sweeps=count, tolerance=0).solve(problem)
         torch.testing.assert_close(2 * solution.log_scales, expected, rtol=0, atol=1e-12)
         assert solution.iterations == count
@@ -41,9 +40,8 @@ def test_the_papers_architectures_have_the_same_iterates(build: Callable[[], nn.
     model, x = build().eval(), torch.randn(2, 3, 32, 32)
     symmetry, g = find_symmetry(model, x, normalization="paper"), diag_g(model, x, calibrate=False)
     assert symmetry.num_units == units
-    order = [unit for group in symmetry.groups for unit in group.units]
     problem = Problem.of(symmetry, g)
-    for sweep, expected in enumerate(itertools.islice(sweeps(*index_sets(symmetry, g), order), count), start=1):
+    for sweep, expected in enumerate(itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), count), start=1):
         solution = CoordinateDescent(sweeps=sweep, tolerance=0).solve(problem)
         torch.testing.assert_close(2 * solution.log_scales, expected, rtol=0, atol=1e-12)
 

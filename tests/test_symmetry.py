@@ -340,3 +340,13 @@ def test_the_batch_size_does_not_matter() -> None:
     model, _ = make("regnet")
     small, large = (pathcond.find_symmetry(model, torch.randn(n, 2, 8, 8).double()) for n in (2, 7))
     assert (small.num_units, small.groups, small.pinned) == (large.num_units, large.groups, large.pinned)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_the_paper_leaves_batch_norms_out_of_its_criterion(normalization: str) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False),
+        nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 2),
+    )  # fmt: skip
+    symmetry = pathcond.find_symmetry(model, torch.randn(2, 3, 8, 8), normalization=normalization)
+    assert symmetry.uncounted == ({"1.weight", "1.bias"} if normalization == "paper" else set())

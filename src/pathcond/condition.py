@@ -19,7 +19,7 @@ from .errors import TrainChangeError
 from .graph import unwrap
 from .lifting import Sample, capture_sample, diag_g
 from .optimizer_state import Optimizers
-from .problem import ranks_of
+from .problem import counted, ranks_of
 from .ranks import Ranks, is_unclear
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescale import Rescaling, is_low_precision, listed_copies, rescale_
@@ -172,7 +172,7 @@ def _solution(
     """What to apply: the solver's answer, in powers of two if asked for, or nothing where nothing can be found."""
     if not symmetry.num_units:
         return Solution.nothing(0, "nothing can be rescaled")
-    if solver.needs_energy and not _positive(g):
+    if solver.needs_energy and not _positive(counted(symmetry, g)):
         return Solution.nothing(symmetry.num_units, "no trainable parameter lies on a path (diag G is zero): nothing to condition")
     problem = solver.problem(symmetry, g, model, bounds)
     solution = solver.solve(problem)

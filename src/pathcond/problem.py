@@ -109,6 +109,7 @@ class Problem:
         Raises:
             ValueError: g has a negative or non-finite entry or no positive one, or the bounds do not contain scale 1.
         """
+        g = counted(symmetry, g)
         ranks = ranks_of(g)
         total = _checked_total(g, ranks)
         meetings: list[Meeting] = []
@@ -294,6 +295,11 @@ def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
         none = torch.zeros(0, dtype=torch.long, device=device)
         return Pairs(none, none, none.double())
     return Pairs(*(torch.cat([getattr(part, name) for part in pairs]).to(device) for name in ("rows", "columns", "energy")))
+
+
+def counted(symmetry: Symmetry, g: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a diagonal over which F runs."""
+    return {name: values for name, values in g.items() if name not in symmetry.uncounted}
 
 
 def ranks_of(g: Mapping[str, Tensor]) -> Ranks:

@@ -34,6 +34,7 @@ class Scales:
         scalings: Per parameter and buffer, how it is rescaled; shared likewise.
         frozen: Parameters that may not be rescaled, and why.
         read_buffers: Buffers that are read as plain tensors somewhere.
+        uncounted: Parameters that the criterion leaves out.
         precision: Machine epsilon of the least precise parameter; what is rounded more coarsely than that is fixed.
         training: Mode of the graph at work.
         node: The node at work.
@@ -47,6 +48,7 @@ class Scales:
     scalings: dict[str, Scaling] = field(default_factory=dict)
     frozen: dict[str, Cause] = field(default_factory=dict)
     read_buffers: set[str] = field(default_factory=set)
+    uncounted: set[str] = field(default_factory=set)
     precision: float = 0.0
     training: bool = False
     node: Node = None  # type: ignore[assignment]

@@ -122,6 +122,7 @@ class Symmetry:
         normalization: Which side of a normalization carries a scale.
         approximate: Whether smooth activations and the fronts of norms without statistics take part.
         model_name: Class of the model.
+        uncounted: Parameters that the criterion leaves out: under "paper", those of BatchNorms.
     """
 
     num_units: int
@@ -130,6 +131,7 @@ class Symmetry:
     normalization: str
     approximate: bool
     model_name: str
+    uncounted: frozenset[str] = field(repr=False)
     example_inputs: Any = field(repr=False)
     fingerprint: str = field(repr=False)
     scalings: dict[str, Scaling] = field(repr=False)  # labels are positions in the classes of `combination`
@@ -322,6 +324,7 @@ def _assemble(model: nn.Module, example_inputs: Any, scales: Scales, solved: Sol
         normalization=scales.normalization,
         approximate=scales.approximate,
         model_name=type(model).__name__,
+        uncounted=frozenset(scales.uncounted),
         example_inputs=example_inputs,
         fingerprint=fingerprint(model),
         scalings=scalings,

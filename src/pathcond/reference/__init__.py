@@ -4,8 +4,10 @@ symmetries      how many rescaling symmetries a network has, as a numerical rank
 paths           every path of a tiny network: Φ, its Jacobian, P and G
 divergences     spectral Bregman divergences, and PathCond's criterion before any simplification
 flows           gradient flow, its ideal in the lifted space, and natural-gradient flow
+algorithm_box   the paper's coordinate descent, neuron by neuron
 """
 
+from .algorithm_box import Connectivity, box_sweeps
 from .divergences import (
     FROBENIUS,
     LOGDET,
@@ -25,10 +27,12 @@ __all__ = [
     "FROBENIUS",
     "LOGDET",
     "VON_NEUMANN",
+    "Connectivity",
     "Divergence",
     "Gate",
     "Path",
     "Paths",
+    "box_sweeps",
     "count_symmetries",
     "divergence",
     "divergence_plus",

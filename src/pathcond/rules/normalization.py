@@ -55,7 +55,8 @@ def batch_norm(
         scales.pin(per_channel, 'feeds a normalization (fixed under normalization="gain")')
     else:
         scales.follow(running_mean, channels)
-        if scales.normalization == "paper":
+        if scales.normalization == "paper":  # which excludes BatchNorm (sec. appendix_enorm)
+            scales.uncounted.update(value.name for value in (weight, bias) if scales.is_weight(value))
             scales.pin(weight, 'is the gain of a normalization (fixed under normalization="paper")')
             return _plus_bias(scales, Labels(per_channel.ids, x.shape), bias, tail)
         scales.follow(running_var, channels, epsilon=eps)

@@ -13,6 +13,7 @@ neuron by neuron is a recurrence of scalars. The iterates are those of the algor
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -48,18 +49,9 @@ class CoordinateDescent(Solver):
     def solve(self, problem: Problem) -> Solution:
         """Sweep until the tolerance or the number of sweeps is reached."""
         problem = problem.bounded(self.max_log_scale)
-        u = problem.zero()
-        before, v, layers, energy = problem.at(u), problem.combination @ u, list(in_layers(problem)), 1.0
-        sweeps, measured = 0, energy
-        while sweeps < self.sweeps:
-            sweeps, moved = sweeps + 1, 0.0
-            if energy < DRIFT * measured:  # E is updated layer by layer, and keeps the rounding of what it was
-                energy = measured = problem.at(u).energy
-            for layer in layers:
-                energy, distance = _minimise(layer, problem, u, v, energy)
-                moved += distance
-            if moved < self.tolerance:
-                break
+        before = problem.at(problem.zero())
+        for sweeps, (u, moved) in enumerate(self.iterates(problem), start=1):  # noqa: B007 (the last ones count)
+            pass
         after = problem.at(u)
         arrived = moved < self.tolerance and after.residual <= max(self.tolerance, RESIDUAL)
         why = f"the last sweep moved u by {moved:.1e} in total and left a gradient of {after.residual:.1e} per parameter"
@@ -68,6 +60,23 @@ class CoordinateDescent(Solver):
             log_scales=u / 2, objective_before=before.value, objective_after=after.value, gradient_norm=after.residual,
             iterations=sweeps, converged=arrived, message=why if arrived else f"{why}: more sweeps, or Exact(), come closer",
         )  # fmt: skip
+
+    def iterates(self, problem: Problem) -> Iterator[tuple[Tensor, float]]:
+        """After each sweep u, (num_units,), and Σ_h |δ_h| of that sweep; the last ones are those of ``solve``."""
+        problem = problem.bounded(self.max_log_scale)
+        u = problem.zero()
+        v, layers, energy = problem.combination @ u, list(in_layers(problem)), 1.0
+        measured = energy
+        for _ in range(self.sweeps):
+            moved = 0.0
+            if energy < DRIFT * measured:  # E is updated layer by layer, and keeps the rounding of what it was
+                energy = measured = problem.at(u).energy
+            for layer in layers:
+                energy, distance = _minimise(layer, problem, u, v, energy)
+                moved += distance
+            yield u.clone(), moved
+            if moved < self.tolerance:
+                return
 
 
 def _minimise(layer: Layer | Unit, problem: Problem, u: Tensor, v: Tensor, energy: float) -> tuple[float, float]:
