@@ -13,28 +13,34 @@ vgg16         VGG-16 for ImageNet; same parameters in the same order as torchvis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 
 def mlp(
-    hidden: Sequence[int] = (500, 500, 500), *, inputs: int = 3072, outputs: int = 10, batch_norm: bool = False
+    hidden: Sequence[int] = (500, 500, 500),
+    *,
+    inputs: int = 3072,
+    outputs: int = 10,
+    batch_norm: bool = False,
+    activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
-    """A fully connected ReLU network on flattened images.
+    """A fully connected network on flattened images.
 
     Args:
         hidden: Widths of the hidden layers.
         inputs: Number of input values.
         outputs: Number of outputs.
         batch_norm: Put a BatchNorm behind every hidden linear layer, in place of its bias.
+        activation: Makes the activation behind every hidden layer.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for width in hidden:
         layers.append(nn.Linear(inputs, width, bias=not batch_norm))
         if batch_norm:
             layers.append(nn.BatchNorm1d(width))
-        layers.append(nn.ReLU())
+        layers.append(activation())
         inputs = width
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
@@ -45,16 +51,16 @@ def autoencoder(compression: int, *, inputs: int = 784) -> nn.Sequential:
     return mlp((narrow, narrow // compression, narrow), inputs=inputs, outputs=inputs)
 
 
-def cifar_nv(num_classes: int = 10) -> nn.Sequential:
-    """CIFAR-NV on 3×32×32 images: three blocks of three convolutions without biases.
+def cifar_nv(num_classes: int = 10, *, inputs: int = 3, width: int = 128, final_norm: bool = False) -> nn.Sequential:
+    """CIFAR-NV on images: three blocks of three convolutions without biases.
 
-    The last convolution of the first two blocks has a BatchNorm, the last of the third is the classifier, whose outputs pass
-    a ReLU as well. The paper's text puts one BatchNorm behind the classifier; its 2,616,576 parameters are 2,615,808 weights
-    and the 2·(128 + 256) of the two norms here, as in the network's other implementations.
+    The last convolution of the first two blocks has a BatchNorm, the last of the third is the classifier, whose outputs pass a ReLU
+    as well. The paper's 2,616,576 parameters are 2,615,808 weights and the 2·(128 + 256) of these two norms; its text has one more
+    BatchNorm behind the classifier (``final_norm``). Without that a class may die in training: a ReLU that is never active.
     """
-    channels, wider, widest = 128, 256, 320
+    channels, wider, widest = width, 2 * width, 5 * width // 2
     return nn.Sequential(
-        nn.Conv2d(3, channels, 3, padding=1, bias=False),
+        nn.Conv2d(inputs, channels, 3, padding=1, bias=False),
         nn.ReLU(),
         nn.Conv2d(channels, channels, 3, padding=1, bias=False),
         nn.ReLU(),
@@ -73,6 +79,7 @@ def cifar_nv(num_classes: int = 10) -> nn.Sequential:
         nn.Conv2d(widest, widest, 1, bias=False),
         nn.ReLU(),
         nn.Conv2d(widest, num_classes, 1, bias=False),
+        *([nn.BatchNorm2d(num_classes)] if final_norm else []),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),

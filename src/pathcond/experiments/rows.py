@@ -1,8 +1,8 @@
 """Results as lines of JSON, one per finished run: appended and never rewritten, so that a killed sweep goes on where it stopped.
 
 The first line names the format. A *job* is what identifies a run, plain settings such as ``{"figure": "mlp-depth", "depth": 3,
-"method": "baseline", "seed": 0}``; its *result* is what came out. A line that a killed process left unfinished does not count, and
-the next append cuts it off.
+"method": "baseline", "seed": 0}``; its *result* is what came out, its *origin* how. A line that a killed process left unfinished
+does not count, and the next append cuts it off.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from .figure import Row
 
 FORMAT = 1
 
@@ -34,20 +36,20 @@ class Rows:
 
     path: Path
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Every finished run in the order in which they finished: {"job": ..., "result": ...}."""
+    def __iter__(self) -> Iterator[Row]:
+        """Every finished run, in the order in which they finished."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 yield from self._finished(file)
 
     def missing(self, jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The jobs that have no row yet."""
-        done = {_key(row["job"]) for row in self}
+        done = {_key(row.job) for row in self}
         return [dict(job) for job in jobs if _key(job) not in done]
 
-    def append(self, job: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    def append(self, job: Mapping[str, Any], result: Mapping[str, Any], origin: Mapping[str, Any]) -> None:
         """Add a finished run: as a whole or not at all, whatever other processes append at the same time."""
-        line = json.dumps({"job": job, "result": result}, allow_nan=True, sort_keys=True).encode() + b"\n"
+        line = json.dumps({"job": job, "result": result, "origin": origin}, allow_nan=True, sort_keys=True).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file, _locked(file):
             end = _whole_lines(file)
@@ -66,7 +68,7 @@ class Rows:
                 full = "the disk is full" if error.errno == errno.ENOSPC else str(error)
                 raise RowsError(f"{self.path} could not take another row: {full}. What it holds is whole; go on later.") from error
 
-    def _finished(self, file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    def _finished(self, file: IO[bytes]) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return  # of a process that was killed
@@ -83,10 +85,10 @@ class Rows:
                         f"{self.path} is of another version (format {found!r}, this is {FORMAT}) or no results file: move it away, "
                         "or choose another folder."
                     )
-            elif not isinstance(row, dict) or not {"job", "result"} <= row.keys():
+            elif not isinstance(row, dict) or row.keys() != {"job", "result", "origin"}:
                 raise RowsError(f"{self.path}, line {number} is no row of results: mend or delete that line.")
             else:
-                yield row
+                yield Row(**row)
 
 
 def _key(job: Mapping[str, Any]) -> str:
