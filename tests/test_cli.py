@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from pathcond.cli import app
+from pathcond.experiments import FIGURES
 from pathcond.targets import load_target
 
 FACTORIES = """
@@ -127,21 +128,21 @@ def test_a_model_that_cannot_be_analysed(file: str) -> None:
     assert "control flow" in err
 
 
-def test_reproduce(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathcond.experiments import table1
-
-    monkeypatch.setattr(table1, "NETWORKS", {"MLP 3×500": table1.NETWORKS["MLP 3×500"]})
-    result = CliRunner().invoke(app, ["reproduce", "table1"])
-    assert result.exit_code == 0
-    assert re.search(r"MLP 3×500 +2,042,510 +2,042,510 +✓ +1,500 +1,500 +✓ +3.84e12 +3.84e12 +✓ +3.84e12", result.stdout)
-    (row,) = json.loads(CliRunner().invoke(app, ["reproduce", "table1", "--json"]).stdout)
-    assert (row["model"], row["parameters"]) == ("MLP 3×500", 2_042_510)
+def test_reproduce(tmp_path: Path) -> None:
+    """In processes of its own; the second time from the rows that are kept."""
+    command = ["reproduce", "table1", "--preset", "smoke", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"MLP 3×500 +2,042,510 +2,042,510", result.stdout)
+    rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert {row["job"]["figure"] for row in rows} == {"table1"}
+    assert 2_042_510 in [row["result"]["parameters"] for row in rows]
 
 
 def test_reproduce_lists_what_there_is() -> None:
     result = CliRunner().invoke(app, ["reproduce", "--list"])
-    assert (result.exit_code, result.stdout.split()[0]) == (0, "table1")
-    for arguments, message in ((["figure99"], "no 'figure99'"), ([], "Say what to reproduce")):
+    assert (result.exit_code, [line.split()[0] for line in result.stdout.splitlines()]) == (0, list(FIGURES))
+    for arguments, message in ((["figure99"], "no 'figure99'"), ([], "Say what to reproduce"), (["mlp"], "mean 'mlp-depth'?")):
         result = CliRunner().invoke(app, ["reproduce", *arguments])
         assert (result.exit_code, result.stdout) == (2, "")
         assert message in result.stderr

@@ -1,15 +1,18 @@
-"""The command line: ``pathcond inspect``, ``condition``, ``demo``, ``reproduce`` and ``data``.
+"""The command line: ``pathcond inspect``, ``condition``, ``demo``, ``reproduce``, ``report`` and ``data``.
 
 Exit codes: 0 success, 1 nothing can be rescaled, 2 wrong usage, target or file, 3 the model cannot be analysed, 4 the rescaling
-was refused and the model left as it was.
+was refused and the model left as it was, 5 some runs of an experiment failed and the others are kept, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +29,9 @@ from torch.utils._pytree import tree_map
 from .checkpoints import Checkpoint, CheckpointError, load_, refuse_to_overwrite, save
 from .condition import condition_
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
+from .experiments import FIGURES, load
+from .experiments.figure import Place
+from .experiments.sweep import FailedRunsError, Sweep, draw, to_tensorboard
 from .lifting import log10_paths, off_path, path_norm
 from .solvers import CoordinateDescent, ENorm, Exact
 from .symmetry import find_symmetry
@@ -33,7 +39,7 @@ from .tables import paths_table
 from .targets import TargetError, load_target, parse_shape
 from .theory import regime
 
-NOTHING_TO_RESCALE, WRONG_USAGE, UNSUPPORTED, REFUSED = 1, 2, 3, 4
+NOTHING_TO_RESCALE, WRONG_USAGE, UNSUPPORTED, REFUSED, RUNS_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Rescale ReLU networks without changing their function.")
 
@@ -79,6 +85,8 @@ def _exit_codes() -> Iterator[None]:
         code, problem = UNSUPPORTED, error
     except RescalingError as error:
         code, problem = REFUSED, error
+    except FailedRunsError as error:
+        code, problem = RUNS_FAILED, error
     except (ValueError, ImportError, OSError) as error:  # targets, files and settings
         code, problem = WRONG_USAGE, error
     else:
@@ -242,26 +250,146 @@ def _transfer() -> Iterator[Any]:
         yield progress
 
 
+class PresetName(str, Enum):
+    """How much of a figure is run."""
+
+    smoke = "smoke"
+    cpu = "cpu"
+    paper = "paper"
+
+
+class EngineName(str, Enum):
+    """What runs it."""
+
+    local = "local"
+    ray = "ray"
+
+
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Which table or figure; --list shows them")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which figure or table, or all; --list shows them")] = None,
+    preset: Annotated[
+        PresetName, typer.Option(help="smoke: seconds; cpu: what a laptop can do; paper: the paper's scale, for a GPU")
+    ] = PresetName.cpu,
+    device: Annotated[str, typer.Option(help="cpu, cuda (all GPUs) or cuda:N")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(help="Repetitions instead of the preset's", min=1)] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Compute only runs with this setting, e.g. method=default or depth=3,5; repeatable")
+    ] = None,
+    engine: Annotated[EngineName, typer.Option(help="Processes of this machine, or a Ray cluster")] = EngineName.local,
+    out: Annotated[Path | None, typer.Option(help="Folder of results; default: pathcond-results/PRESET")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets; default: $PATHCOND_DATA or the user's cache")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes at once; default: one per GPU or core", min=1)] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Show what can be reproduced")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, and nothing else")] = False,
 ) -> None:
-    """Reproduce a table or figure of the paper, beside the paper's own values."""
-    from .experiments import EXPERIMENTS, load
+    """Reproduce a figure or table of the paper, beside the paper's own values.
 
-    known = "\n".join(f"  {known}  {description}" for known, description in EXPERIMENTS.items())
+    Every finished run is kept: the same command goes on with a sweep that was stopped, and only draws one that is complete.
+    """
     if show_list:
-        typer.echo(known)
-    elif name not in EXPERIMENTS:
-        problem = "Say what to reproduce" if name is None else f"There is no {name!r} to reproduce"
-        typer.echo(f"Error: {problem}. There is:\n{known}", err=True)
+        typer.echo(_listed(FIGURES))
+        return
+    if name is None or name not in (*FIGURES, "all"):
+        typer.echo(f"Error: {_unknown(name, FIGURES)}", err=True)
         raise typer.Exit(WRONG_USAGE)
-    else:
-        experiment = load(name)
-        rows = list(experiment.run())
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2) if as_json else experiment.table(rows))
+    out = out or Path("pathcond-results") / preset.value
+    place = Place(device=device, data=data.resolve() if data else None)
+    options = [f"--preset {preset.value} --device {device}"]
+    options += [f"--seeds {seeds}"] if seeds else []
+    options += [f"--only {shlex.quote(setting)}" for setting in only or []]
+    options += [f"--engine {engine.value}"] if engine != EngineName.local else []
+    options += [f"--workers {workers}"] if workers else []
+    rows, codes = [], {}
+    for figure in FIGURES if name == "all" else (name,):
+        try:
+            with _exit_codes():
+                settings = _settings(only or [])
+                sweep = Sweep(name=figure, figure=load(figure), preset=preset.value, seeds=seeds, out=out, only=settings)
+                command = " ".join(["pathcond reproduce", figure, *options])
+                failure = _computed(sweep, place, engine=engine.value, workers=workers, command=command)
+                rows += sweep.rows
+                _show(sweep, text=not as_json)
+                if failure:
+                    raise failure
+        except typer.Exit as error:
+            codes[figure] = error.exit_code
+        except KeyboardInterrupt as error:
+            typer.echo(f"Stopped. Finished runs are kept in {out}; the same command goes on.", err=True)
+            raise typer.Exit(INTERRUPTED) from error
+    if as_json and (rows or not codes):
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    if codes and name == "all":
+        typer.echo(f"Error: {', '.join(codes)} failed, as said above; the same command tries again.", err=True)
+    if codes:
+        raise typer.Exit(RUNS_FAILED if name == "all" else codes[name])
+
+
+def _settings(only: Sequence[str]) -> dict[str, list[str]]:
+    """Values by setting, of texts such as "depth=3,5"."""
+    settings: dict[str, list[str]] = {}
+    for text in only:
+        key, equals, values = text.partition("=")
+        if not (key and equals and values):
+            raise ValueError(f"--only {text}: write it as SETTING=VALUE, several values with commas between them.")
+        settings.setdefault(key, []).extend(values.split(","))
+    return settings
+
+
+def _listed(figures: Mapping[str, str]) -> str:
+    width = max(map(len, figures))
+    return "\n".join(f"  {name:{width}}  {description}" for name, description in figures.items())
+
+
+def _unknown(name: str | None, figures: Mapping[str, str]) -> str:
+    near = get_close_matches(name or "", [*figures, "all"], n=1, cutoff=0.5)
+    problem = "Say what to reproduce." if name is None else f"There is no {name!r} to reproduce."
+    return problem + (f" Did you mean {near[0]!r}?" if near else "") + f" There is, besides all:\n{_listed(figures)}"
+
+
+def _computed(sweep: Sweep, place: Place, **options: Any) -> FailedRunsError | None:
+    """Compute what is missing, watched; returns what failed."""
+    from rich.console import Console
+
+    from .experiments.watching import watching
+
+    with watching(sweep.name, len(sweep.missing), Console(stderr=True)) as watch, redirect_stdout(sys.stderr):
+        try:
+            sweep.run(place, watch=watch, **options)
+        except FailedRunsError as failure:
+            return failure
+    return None
+
+
+def _show(sweep: Sweep, *, text: bool) -> None:
+    """The table and the claims as text, if asked for, and the files of a figure."""
+    figure, rows = sweep.figure, sweep.rows
+    if not rows:
+        return
+    if text:
+        claims = (f"{claim.verdict}: {claim.paper}\n    {claim.measured}" for claim in figure.claims(rows))
+        typer.echo("\n".join((figure.table(rows), "", *claims)))
+    written = [sweep.file.path]
+    try:
+        written += draw(figure, rows, sweep.out)
+    except ImportError as error:
+        typer.echo(f"No drawings: {error}", err=True)
+    curves = to_tensorboard(rows, sweep.out / "tensorboard" / sweep.name)
+    typer.echo(f"Written: {', '.join(map(str, (*written, *([curves] if curves else ()))))}", err=True)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of results, as reproduce fills it")],
+    out: Annotated[Path | None, typer.Option(help="Where the page goes; default: DIR/report.html")] = None,
+) -> None:
+    """Make one page of a folder of results: all figures, the paper's claims beside what was measured, how each was made."""
+    from .report.results import page
+
+    target = out or folder / "report.html"
+    with _exit_codes():
+        target.write_text(page(folder), encoding="utf-8")
+    typer.echo(f"Written: {target}", err=True)
 
 
 def main() -> None:
