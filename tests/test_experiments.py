@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.experiments import EXPERIMENTS, load, table1
+from pathcond.experiments import FIGURES, load, table1
 from pathcond.experiments.architectures import autoencoder, cifar_nv, mlp, resnet, resnet18_c, vgg16
+from pathcond.experiments.figure import Place, Row
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -59,13 +60,14 @@ def test_widths() -> None:
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, table1.Row]:
-    return {row.model: row for row in table1.run()}
+def rows() -> dict[str, Row]:
+    found = (row for group in table1.together(table1.jobs("paper")) for row in table1.run(group, Place(), lambda share, what: None))
+    return {job["network"]: Row(job, result, {}) for job, result in found}
 
 
-def test_table_1_as_printed(rows: dict[str, table1.Row]) -> None:
-    printed = {name: (row.parameters, row.hidden_units, table1.printed_paths(row.paths)) for name, row in rows.items()}
-    assert printed == {
+def test_table_1_as_printed(rows: dict[str, Row]) -> None:
+    results = {name: row.result for name, row in rows.items()}
+    assert {name: (r["parameters"], r["hidden_units"], table1.printed_paths(r["paths"])) for name, r in results.items()} == {
         "MLP 3×500": (2_042_510, 1_500, "3.84e12"),
         "CIFAR-NV": (2_616_576, 1_792, "4.13e26"),
         "ResNet-18": (11_689_512, 4_800, "2.24e53"),
@@ -73,10 +75,19 @@ def test_table_1_as_printed(rows: dict[str, table1.Row]) -> None:
         "ResNet-50": (25_557_032, 26_560, "2.64e136"),
         "VGG-16": (138_357_544, 12_416, "5.89e54"),
     }
-    assert all(row.agreement == (True, True, True) for row in rows.values())
+    assert all(table1.agreement(row) == (True, True, True) for row in rows.values())
     text = table1.table(list(rows.values()))
     assert "no cells differ" in text
     assert "✗" not in text.split("✗ not")[0]
+    assert table1.plot(list(rows.values())) == {}
+
+
+def test_claims_of_table_1(rows: dict[str, Row]) -> None:
+    printed, definition = table1.claims(list(rows.values()))
+    assert (printed.verdict, definition.verdict) == ("reproduced", "not reproduced")
+    assert "18 of 18 cells" in printed.measured
+    assert [name for name in rows if f"{name} by" not in definition.measured] == ["MLP 3×500"]  # it has no pooling
+    assert {claim.verdict for claim in table1.claims(list(rows.values())[:5])} == {"not run"}
 
 
 class SumPool(nn.Module):
@@ -115,13 +126,13 @@ def counting(model: nn.Module) -> nn.Module:
     return model  # VGG's 7×7 pooling copies its 1×1 input: one path each
 
 
-def test_true_paths_are_those_of_the_definition(rows: dict[str, table1.Row]) -> None:
+def test_true_paths_are_those_of_the_definition(rows: dict[str, Row]) -> None:
     ones = torch.ones(table1.IMAGE, dtype=torch.float64)
     for name, (build, _) in table1.NETWORKS.items():
         with torch.no_grad():
             paths = counting(table1.all_ones(build))(ones).sum()
-        assert rows[name].log10_true_paths == pytest.approx(paths.log10().item(), rel=1e-12)
-        assert paths.item() >= rows[name].paths * (1 - 1e-12)
+        assert rows[name].result["log10_true_paths"] == pytest.approx(paths.log10().item(), rel=1e-12)
+        assert paths.item() >= rows[name].result["paths"] * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(("name", "paths"), [("ResNet-18", "2.23e53"), ("ResNet-50", "2.62e136")])
@@ -134,18 +145,21 @@ def test_the_paper_counts_a_path_from_every_batch_norm_bias(name: str, paths: st
         assert table1.printed_paths(model(torch.ones(table1.IMAGE, dtype=torch.float64)).sum().item()) == paths
 
 
-def test_a_cell_that_differs_is_marked(rows: dict[str, table1.Row]) -> None:
+def test_a_cell_that_differs_is_marked(rows: dict[str, Row]) -> None:
     row = rows["MLP 3×500"]
-    wrong = table1.Row(**{**vars(row), "paths": 3.85e12})
-    assert wrong.agreement == (True, True, False)
+    wrong = Row(row.job, row.result | {"paths": 3.85e12}, {})
+    assert table1.agreement(wrong) == (True, True, False)
     text = table1.table([wrong])
     assert "3.85e12  3.84e12  ✗" in text
     assert "1 cell differs" in text
+    others = [other for name, other in rows.items() if name != "MLP 3×500"]
+    assert table1.claims([wrong, *others])[0].verdict == "not reproduced"
 
 
-def test_every_experiment_can_be_loaded() -> None:
-    for name in EXPERIMENTS:
-        assert callable(load(name).run)
-        assert callable(load(name).table)
+def test_every_figure_can_be_loaded() -> None:
+    for name in FIGURES:
+        figure = load(name)
+        assert set(figure.DATASETS) == {"smoke", "cpu", "paper"}
+        assert all(callable(getattr(figure, verb)) for verb in ("jobs", "together", "run", "plot", "table", "claims"))
     with pytest.raises(KeyError):
         load("figure99")

@@ -8,16 +8,22 @@ entry of the window; BatchNorm, with fresh statistics, passes its input on and a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ..lifting import log10_paths
 from .architectures import cifar_nv, mlp, resnet, vgg16
+from .figure import Claim, Job, Place, Preset, Progress, Result, Row
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+DATASETS: Mapping[Preset, Sequence[str]] = {"smoke": (), "cpu": (), "paper": ()}
 IMAGE = (1, 3, 32, 32)
 
 
@@ -30,37 +36,6 @@ class Printed:
     paths: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One network.
-
-    Attributes:
-        model: Its name in the paper.
-        parameters: Number of trainable parameters.
-        hidden_units: Channels of all convolutions, those of shortcuts too, and hidden neurons; not the classifier's.
-        paths: Number of paths by the paper's convention.
-        log10_true_paths: log10 of the number of paths by the definition.
-        paper: What the paper prints.
-    """
-
-    model: str
-    parameters: int
-    hidden_units: int
-    paths: float
-    log10_true_paths: float
-    paper: Printed
-
-    @property
-    def agreement(self) -> tuple[bool, bool, bool]:
-        """Whether parameters, hidden units and paths are what the paper prints, to its last digit."""
-        ours = Printed(parameters=self.parameters, hidden_units=self.hidden_units, paths=printed_paths(self.paths))
-        return (
-            ours.parameters == self.paper.parameters,
-            ours.hidden_units == self.paper.hidden_units,
-            ours.paths == self.paper.paths,
-        )
-
-
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Printed]] = {
     "MLP 3×500": (mlp, Printed(parameters=2_042_510, hidden_units=1_500, paths="3.84e12")),
     "CIFAR-NV": (cifar_nv, Printed(parameters=2_616_576, hidden_units=1_792, paths="4.13e26")),
@@ -71,21 +46,37 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Printed]] = {
 }
 
 
-def run() -> Iterator[Row]:
-    """Build one network after the other and count."""
-    for name, (build, paper) in NETWORKS.items():
-        model, ones = all_ones(build), torch.ones(IMAGE, dtype=torch.float64)
+def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
+    """A network each; nothing is random, so ``seeds`` changes nothing. "smoke" has the two that are counted at once."""
+    names = list(NETWORKS)[:2] if preset == "smoke" else list(NETWORKS)
+    return [{"figure": "table1", "network": name} for name in names]
+
+
+def together(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Each by itself: VGG-16 alone takes more than 1 GB."""
+    return [[job] for job in jobs]
+
+
+def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
+    """Build one network after the other and count.
+
+    Each result has the number of trainable parameters; of hidden units, which are the channels of all convolutions, those of
+    shortcuts too, and hidden neurons, but not the classifier's; of paths by the paper's convention; and log10 of the number of
+    paths by the definition.
+    """
+    for n, job in enumerate(jobs):
+        progress(n / len(jobs), job["network"])
+        model, ones = all_ones(NETWORKS[job["network"]][0]), torch.ones(IMAGE, dtype=torch.float64)
         with torch.no_grad():
             paths = model(ones).sum().item()
         layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-        yield Row(
-            model=name,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            hidden_units=sum(layer.weight.shape[0] for layer in layers[:-1]),
-            paths=paths,
-            log10_true_paths=log10_paths(model, ones),
-            paper=paper,
-        )
+        result = {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "hidden_units": sum(layer.weight.shape[0] for layer in layers[:-1]),
+            "paths": paths,
+            "log10_true_paths": log10_paths(model, ones),
+        }
+        yield job, result
 
 
 def all_ones(build: Callable[[], nn.Module]) -> nn.Module:
@@ -112,21 +103,37 @@ def printed_paths(paths: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+def agreement(row: Row) -> tuple[bool, bool, bool]:
+    """Whether parameters, hidden units and paths are what the paper prints, to its last digit."""
+    paper, ours = NETWORKS[row.job["network"]][1], row.result
+    return (
+        ours["parameters"] == paper.parameters,
+        ours["hidden_units"] == paper.hidden_units,
+        printed_paths(ours["paths"]) == paper.paths,
+    )
+
+
+def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
+    """Nothing: it is a table."""
+    return {}
+
+
 def table(rows: Sequence[Row]) -> str:
     """Ours beside the paper's, cell by cell."""
     lines = [("", "parameters", "paper", "", "hidden units", "paper", "", "paths¹", "paper", "", "paths²")]
     for row in rows:
-        parameters, hidden_units, paths = ("✓" if agrees else "✗" for agrees in row.agreement)
-        fraction, exponent = math.modf(row.log10_true_paths)
+        ours, paper = row.result, NETWORKS[row.job["network"]][1]
+        parameters, hidden_units, paths = ("✓" if agrees else "✗" for agrees in agreement(row))
+        fraction, exponent = math.modf(ours["log10_true_paths"])
         lines.append((
-            row.model,
-            f"{row.parameters:,}", f"{row.paper.parameters:,}", parameters,
-            f"{row.hidden_units:,}", f"{row.paper.hidden_units:,}", hidden_units,
-            printed_paths(row.paths), row.paper.paths, paths,
+            row.job["network"],
+            f"{ours['parameters']:,}", f"{paper.parameters:,}", parameters,
+            f"{ours['hidden_units']:,}", f"{paper.hidden_units:,}", hidden_units,
+            printed_paths(ours["paths"]), paper.paths, paths,
             f"{10**fraction:.2f}e{exponent:.0f}",
         ))  # fmt: skip
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    wrong = sum(not agrees for row in rows for agrees in row.agreement)
+    wrong = _wrong(rows)
     return "\n".join([
         "Networks of the paper on a 3×32×32 image (tab:architecture_stats)",
         "",
@@ -137,3 +144,29 @@ def table(rows: Sequence[Row]) -> str:
         "  per window and average pooling the mean of its paths; BatchNorm has fresh statistics and adds its bias, 1.",
         "² The definition (def:path_lifting): one path per entry of a pooling window, so never fewer.",
     ])  # fmt: skip
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    """The table, and what it says it counts."""
+    printed = "Parameters, hidden units and paths of six networks (tab:architecture_stats)."
+    definition = "The paths column is the number of paths from input pixels to output logits (sec:arch_stats)."
+    if {row.job["network"] for row in rows} < set(NETWORKS):
+        return [Claim(paper=paper, measured="not run", verdict="not run") for paper in (printed, definition)]
+    cells, wrong = 3 * len(rows), _wrong(rows)
+    more = {row.job["network"]: row.result["log10_true_paths"] - math.log10(row.result["paths"]) for row in rows}
+    short = {name: factor for name, factor in more.items() if factor > 0.01}
+    factors = ", ".join(f"{name} by 10^{factor:.1f}" for name, factor in short.items())
+    more_paths = f"by the definition (def:path_lifting), with a path per entry of a pooling window, there are more: {factors}."
+    return [
+        Claim(
+            paper=printed,
+            measured=f"{cells - wrong} of {cells} cells as printed, by the paper's convention.",
+            verdict="not reproduced" if wrong else "reproduced",
+        ),
+        Claim(paper=definition, measured=more_paths, verdict="not reproduced" if short else "reproduced"),
+    ]
+
+
+def _wrong(rows: Sequence[Row]) -> int:
+    """Cells that are not as the paper prints them."""
+    return sum(not agrees for row in rows for agrees in agreement(row))
