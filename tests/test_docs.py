@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import pathcond
+from pathcond.experiments import document
 from pathcond.rules import RULES
 from pathcond.rules.document import page
 
@@ -17,6 +18,11 @@ README = (ROOT / "README.md").read_text()
 
 def test_supported_operations_are_up_to_date() -> None:
     assert (ROOT / "docs" / "supported-operations.md").read_text() == page()
+
+
+def test_the_page_of_results_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert Path("docs/reproduction.md").read_text() == document.page(Path("results/paper"), Path("docs/reproduction.md"))
 
 
 def test_the_quick_start_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture) -> None:

@@ -27,7 +27,7 @@ def test_what_is_appended_is_read_and_not_run_again(tmp_path: Path) -> None:
     assert rows.missing([job(0), other_order, job(1, "enorm"), job(2)]) == [job(1, "enorm"), job(2)]
 
 
-@pytest.mark.parametrize("cut", range(1, 60, 7))
+@pytest.mark.parametrize("cut", range(2, 60, 7))
 def test_a_line_that_was_not_finished_does_not_count(cut: int, tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
     rows.append(job(0), {"epochs": 3}, ORIGIN)
@@ -81,3 +81,30 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(RowsError, match="disk is full"):
         rows.append(job(1), {"epochs": 3}, ORIGIN)
     assert [row.job["seed"] for row in rows] == [0]
+
+
+def test_files_may_be_put_together(tmp_path: Path) -> None:
+    one, two = Rows(tmp_path / "one.jsonl"), Rows(tmp_path / "two.jsonl")
+    one.append(job(0), {"epochs": 3}, ORIGIN)
+    one.append(job(1), {"epochs": 4}, ORIGIN)
+    two.append(job(1), {"epochs": 9}, ORIGIN)
+    two.append(job(2), {"epochs": 5}, ORIGIN)
+    one.path.write_bytes(one.path.read_bytes() + two.path.read_bytes())
+    assert [row.result["epochs"] for row in one] == [3, 4, 5]
+
+
+def test_a_newline_that_an_editor_took(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    rows.append(job(0), {"epochs": 3}, ORIGIN)
+    rows.path.write_bytes(rows.path.read_bytes()[:-1])
+    assert [row.job["seed"] for row in rows] == [0]
+    rows.append(job(1), {"epochs": 4}, ORIGIN)
+    assert [row.job["seed"] for row in rows] == [0, 1]
+
+
+@pytest.mark.parametrize("content", ['{"my": "precious data"}', "precious data", '{"job": 1, "result": {}, "origin": {}}'])
+def test_what_is_no_results_file_stays(content: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(RowsError, match=r"rows\.jsonl"):
+        Rows(tmp_path / "rows.jsonl").append(job(0), {}, ORIGIN)
+    assert (tmp_path / "rows.jsonl").read_text().startswith(content)

@@ -31,7 +31,7 @@ from .condition import condition_
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
 from .experiments import FIGURES, load
 from .experiments.figure import Place
-from .experiments.sweep import FailedRunsError, Sweep, draw, to_tensorboard
+from .experiments.sweep import FailedRunsError, Sweep, draw, readable, to_tensorboard
 from .lifting import log10_paths, off_path, path_norm
 from .solvers import CoordinateDescent, ENorm, Exact
 from .symmetry import find_symmetry
@@ -322,7 +322,8 @@ def reproduce(
     if codes and name == "all":
         typer.echo(f"Error: {', '.join(codes)} failed, as said above; the same command tries again.", err=True)
     if codes:
-        raise typer.Exit(RUNS_FAILED if name == "all" else codes[name])
+        same = len(set(codes.values())) == 1 and (name != "all" or len(codes) == len(FIGURES))
+        raise typer.Exit(next(iter(codes.values())) if same else RUNS_FAILED)
 
 
 def _settings(only: Sequence[str]) -> dict[str, list[str]]:
@@ -366,15 +367,17 @@ def _show(sweep: Sweep, *, text: bool) -> None:
     figure, rows = sweep.figure, sweep.rows
     if not rows:
         return
-    if text:
-        claims = (f"{claim.verdict}: {claim.paper}\n    {claim.measured}" for claim in figure.claims(rows))
-        typer.echo("\n".join((figure.table(rows), "", *claims)))
     written = [sweep.file.path]
-    try:
-        written += draw(figure, rows, sweep.out)
-    except ImportError as error:
-        typer.echo(f"No drawings: {error}", err=True)
-    curves = to_tensorboard(rows, sweep.out / "tensorboard" / sweep.name)
+    with readable(sweep):
+        if text:
+            smaller = [] if sweep.preset == "paper" else [f"Preset {sweep.preset}: smaller networks and data than the paper's.", ""]
+            claims = (f"{claim.verdict}: {claim.paper}\n    {claim.measured}" for claim in figure.claims(rows))
+            typer.echo("\n".join((*smaller, figure.table(rows), "", *claims)))
+        try:
+            written += draw(figure, rows, sweep.out)
+        except ImportError as error:
+            typer.echo(f"No drawings: {error}", err=True)
+        curves = to_tensorboard(rows, sweep.out / "tensorboard" / sweep.name, sweep.file.path.stat().st_mtime)
     typer.echo(f"Written: {', '.join(map(str, (*written, *([curves] if curves else ()))))}", err=True)
 
 
@@ -388,7 +391,13 @@ def report(
 
     target = out or folder / "report.html"
     with _exit_codes():
-        target.write_text(page(folder), encoding="utf-8")
+        text, new = page(folder), target.with_name(f".{target.name}.new")
+        try:
+            new.write_text(text, encoding="utf-8")
+            new.replace(target)  # whole or not at all
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise OSError(f"{target} cannot be written: {error.strerror}.") from error
     typer.echo(f"Written: {target}", err=True)
 
 

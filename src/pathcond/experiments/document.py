@@ -1,8 +1,8 @@
 """Writes the page of the docs that sets the paper's claims beside our measurements, from the rows of a folder of results:
 
-    python -m pathcond.experiments.document results docs/reproduction.md
+    python -m pathcond.experiments.document results/paper docs/reproduction.md
 
-The drawings stay in the folder of results; one that is missing there is drawn.
+The drawings are written to the folder of results.
 """
 
 from __future__ import annotations
@@ -23,6 +23,14 @@ HEAD = """# The paper, reproduced
 Every figure and table of the paper with its claims: reproduced, better (the paper's own method was surpassed), not reproduced, or
 not run. Generated from the rows of results by `make docs`; `pathcond report` makes a page of the same with all numbers.
 """
+
+
+def write(folder: Path, out: Path) -> None:
+    """Write the page, and the drawings into the folder of results."""
+    for figure in gathered(folder):
+        if figure.rows:
+            draw(load(figure.name), figure.rows, folder)
+    out.write_text(page(folder, out), encoding="utf-8")
 
 
 def page(folder: Path, out: Path) -> str:
@@ -46,8 +54,6 @@ def page(folder: Path, out: Path) -> str:
 
 def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
     yield f"## {_text(figure.title)}\n"
-    if not all((folder / f"{name}.png").exists() for name in figure.drawings):
-        draw(load(figure.name), figure.rows, folder)
     for name in figure.drawings:
         path = Path(os.path.relpath(folder / f"{name}.png", out.parent)).as_posix()
         yield f"![{_text(figure.title)}]({quote(path)})\n"
@@ -82,5 +88,4 @@ def _text(text: str) -> str:
 
 
 if __name__ == "__main__":
-    results, target = map(Path, sys.argv[1:])
-    target.write_text(page(results, target), encoding="utf-8")
+    write(*map(Path, sys.argv[1:]))

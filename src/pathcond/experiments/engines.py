@@ -1,6 +1,6 @@
 """Where the tasks of a sweep are computed: processes of this machine (``local``) or a Ray cluster (``cluster``).
 
-Both take the tasks, lists of jobs for one process each, and yield what happens as events. A process that dies loses the run that
+Both take the tasks, lists of jobs for one process each, and yield what happens as events. A process that dies loses the runs that
 it was at and nothing else: its task goes on with the jobs that have no result, ``ATTEMPTS`` times at most. If a run raises an
 error, the jobs of its task are tried one by one, so that only those end without a result that cannot be computed.
 """
@@ -13,13 +13,14 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -235,7 +236,8 @@ class _Worker:
             spawn = get_context("spawn")  # CUDA does not survive a fork
             self.link, theirs = spawn.Pipe()
             process = spawn.Process(target=_serve, args=(self.figure, self.place, theirs), daemon=True)
-            process.start()
+            with _no_interrupts():
+                process.start()
             self.process = process
             theirs.close()  # so that the process is the only one at that end: it closes when the process is gone
         with suppress(BrokenPipeError):  # of a process that is gone, as will be heard
@@ -259,9 +261,22 @@ class _Worker:
         return code
 
 
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Processes begun meanwhile leave Ctrl-C, which reaches all of them, to the sweep."""
+    if threading.current_thread() is not threading.main_thread():  # signals are not ours to change there
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _serve(figure: str, place: Place, link: Connection) -> None:
     """What a process of ``local`` does: one task after the other."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the sweep ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = sys.stderr  # the sweep's own output may be read by a program
     threading.Thread(target=_leave_with_the_sweep, daemon=True).start()
     with suppress(EOFError):
@@ -281,8 +296,8 @@ def _leave_with_the_sweep() -> None:
 def cluster(figure: str, tasks: Sequence[Sequence[Job]], place: Place, workers: int | None = None) -> Generator[Event, None, None]:
     """Compute tasks on a Ray cluster, each on one GPU or CPU of it; arguments, events and errors as of ``local``.
 
-    The cluster is the one that this process is connected to already, the one that runs ($RAY_ADDRESS, or on this machine), or one
-    of this machine alone that ends with the sweep. Its machines need this package, and the data sets in the same folder.
+    The cluster is the one that this process is connected to already, the one of $RAY_ADDRESS, or one of this machine alone that
+    ends with the sweep. Its machines need this package, and the data sets in the same folder.
     """
     try:
         import ray
@@ -327,12 +342,17 @@ def cluster(figure: str, tasks: Sequence[Sequence[Job]], place: Place, workers: 
 def _connect(workers: int | None) -> None:
     import ray
 
-    try:
-        ray.init(address="auto", log_to_driver=False)
-    except ConnectionError:
-        if os.environ.get("RAY_ADDRESS"):
-            raise  # not there, or not to be used: the message says which
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
         ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # Ray itself would try for minutes
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise EngineError(f"No Ray cluster answers at {address} ($RAY_ADDRESS): {error}.") from error
+    ray.init(address=address, log_to_driver=False)
 
 
 def _stream(figure: str, number: int, jobs: Sequence[Job], place: Place) -> Iterator[Event]:

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .architectures import mlp
-from .figure import Claim, Job, Place, Preset, Progress, Result, Row
+from .figure import Claim, Job, Place, Preset, Progress, Result, Row, Verdict
 from .methods import AT_OTHER_RATES, METHODS
-from .selection import mean, settings_of, spread, where
+from .selection import matched, mean, seeds_of, settings_of, spread, where
 from .training import RATE, Recipe, epochs_to, grouped, trained
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
 
 def depth_drawing(rows: Sequence[Row]) -> Drawing:
     """The paper's three panels."""
-    from .style import band, method_style, panels
+    from .style import band, legend_below, method_style, panels
 
     drawing, (left, middle, right) = panels(1, 3)
     _epochs_panel(left, rows)
@@ -107,19 +107,19 @@ def depth_drawing(rows: Sequence[Row]) -> Drawing:
             band(right, steps, [row.result["fitted_loss"] for row in found], **style)
     middle.set(title=f"{shown} hidden layers", xlabel="epoch", ylabel="training accuracy, %")
     right.set(title=f"{shown} hidden layers", xlabel="epoch", ylabel="training loss", yscale="log")
-    drawing.legend(*middle.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    legend_below(drawing, (left, middle))
     return drawing
 
 
 def _rates_drawing(rows: Sequence[Row]) -> Drawing:
-    from .style import panels
+    from .style import legend_below, panels
 
     rates = settings_of(rows, "learning_rate")
     drawing, axes = panels(1, len(rates), width=2.8)
     for panel, rate in zip(axes, rates, strict=True):
         _epochs_panel(panel, [row for row in where(rows, learning_rate=rate) if row.job["method"] in AT_OTHER_RATES])
         panel.set_title(f"learning rate {rate:g}")
-    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    legend_below(drawing, axes)
     return drawing
 
 
@@ -170,22 +170,39 @@ def _cell(rows: Sequence[Row]) -> str:
     if not rows:
         return "–"
     found = epochs(rows)
-    if any(map(math.isinf, found)):
-        best = mean([row.result["fitted_accuracy"][-1] for row in rows])
-        text = f"> {rows[0].job['epochs']}" if not math.isnan(best) and best > 0.2 else "diverged"
+    if any(not math.isfinite(row.result["fitted_loss"][-1]) for row in rows):
+        text = "diverged"
     else:
-        text = spread(found)
+        text = f"> {rows[0].job['epochs']}" if any(map(math.isinf, found)) else spread(found)
     return f"{text} [{100 * mean([max(row.result['test_accuracy']) for row in rows]):.1f}]"
 
 
-def speedups(rows: Sequence[Row], method: str) -> dict[int, tuple[float, bool]]:
-    """By depth, how many times fewer epochs than the baseline, and whether it is a lower bound: the baseline stopped short."""
+@dataclass(frozen=True)
+class Speedup:
+    """How a method fares beside the baseline at one depth.
+
+    Attributes:
+        times: How many times fewer epochs it takes to the target; 0 if it does not get there in every run.
+        bound: Whether that is a lower bound, the baseline having stopped short.
+    """
+
+    times: float
+    bound: bool
+
+    def __str__(self) -> str:
+        return f"{'≥ ' * self.bound}{self.times:.2f}×" if self.times else "never"
+
+
+def speedups(rows: Sequence[Row], method: str) -> dict[int, Speedup]:
+    """By depth, over the seeds that both the method and the baseline have."""
     found = {}
     for depth in settings_of(rows, "depth"):
-        ours, baseline = epochs(rows, depth=depth, method=method), epochs(rows, depth=depth, method="baseline")
-        if ours and baseline and all(map(math.isfinite, ours)):
+        pairs = matched(where(rows, depth=depth), "baseline", method)
+        if pairs:
             longest = rows[0].job["epochs"]
-            found[depth] = (mean([min(e, longest) for e in baseline]) / mean(ours), any(map(math.isinf, baseline)))
+            baseline, ours = map(epochs, zip(*pairs, strict=True))
+            times = mean([min(epoch, longest) for epoch in baseline]) / mean(ours)
+            found[depth] = Speedup(times, any(map(math.isinf, baseline)))
     return found
 
 
@@ -196,73 +213,83 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def depth_claims(rows: Sequence[Row]) -> list[Claim]:
     """The claims at the paper's learning rate."""
-    faster = "PathCond reaches 99 % up to 1.5 times faster at the same learning rate (sec:faster)"
-    smaller = "A model of 2.5M parameters matches 3.25M-parameter baselines (sec:faster)"
-    strongest = "The network of 3 hidden layers gains most, deeper ones less but consistently (sec:faster)"
-    enorm = "ENorm does not yield improvements (sec:faster)"
-    if not rows:
-        return [Claim(paper=text, measured="", verdict="not run") for text in (faster, smaller, strongest, enorm)]
     paper, ours = speedups(rows, "paper"), speedups(rows, "default")
-    seeds = len(settings_of(rows, "seed"))
-    most, better = (max((times for times, _ in found.values()), default=0.0) for found in (paper, ours))
-    found = [
-        Claim(
-            paper=faster,
-            measured=f"as in the paper {_times(paper)}; default {_times(ours)} fewer epochs ({seeds} seeds)",
-            verdict="better" if better > max(most, 1.5) else "reproduced" if most >= 1.4 else "not reproduced",
-        ),
-    ]
+    return [_faster(rows, paper, ours), _smaller(rows), _strongest(paper), _enorm(rows)]
+
+
+def _faster(rows: Sequence[Row], paper: dict[int, Speedup], ours: dict[int, Speedup]) -> Claim:
+    text = "PathCond reaches 99 % up to 1.5 times faster at the same learning rate (sec:faster)"
+    seeds = seeds_of(matched(rows, "baseline", "paper") or matched(rows, "baseline", "default"))
+    measured = f"fewer epochs than the baseline, as in the paper {_told(paper)}; default {_told(ours)} ({seeds})"
+    if not paper:
+        return Claim(paper=text, measured=measured if ours else "", verdict="not run")
+    most, better = (max((found.times for found in by_depth.values()), default=0.0) for by_depth in (paper, ours))
+    verdict: Verdict = "better" if better > max(most, 1.5) else "reproduced" if most >= 1.4 else "not reproduced"
+    return Claim(paper=text, measured=measured, verdict=verdict)
+
+
+def _smaller(rows: Sequence[Row]) -> Claim:
+    text = "A model of 2.5M parameters (5 hidden layers) matches baselines of 3.25M (8) (sec:faster)"
     small, large = epochs(rows, depth=5, method="paper"), epochs(rows, depth=8, method="baseline")
-    if small and large:
-        found.append(Claim(
-            paper=smaller,
-            measured=f"5 layers (2.5M) as in the paper {spread(small)} epochs, default "
-            f"{spread(epochs(rows, depth=5, method='default'))}; baseline of 8 layers (3.3M) {spread(large)}",
-            verdict="reproduced" if mean(small) <= mean(large) else "not reproduced",
-        ))  # fmt: skip
-    if 3 in paper and len(paper) > 1:
-        at = max((depth for depth, (_, bound) in paper.items() if not bound), key=lambda depth: paper[depth][0], default=3)
-        consistent = all(times > 1 for times, _ in paper.values())
-        found.append(Claim(
-            paper=strongest,
-            measured=f"as in the paper the gain is greatest at {at} layers; by depth {_times(paper)}",
-            verdict="reproduced" if at == 3 and consistent else "not reproduced",
-        ))  # fmt: skip
-    balanced = speedups(rows, "enorm")
-    if balanced:
-        found.append(Claim(
-            paper=enorm, measured=f"every step {_times(balanced)}, every epoch {_times(speedups(rows, 'enorm-epoch'))}",
-            verdict="reproduced" if all(times < 1.1 for times, _ in balanced.values()) else "not reproduced",
-        ))  # fmt: skip
-    return found
+    if not small or not large:
+        return Claim(paper=text, measured="", verdict="not run")
+    sizes = [f"{_parameters(rows[0].job, depth) / 1e6:.2g}M" for depth in (5, 8)]
+    measured = (
+        f"5 layers ({sizes[0]}) as in the paper {spread(small)} epochs, default "
+        f"{spread(epochs(rows, depth=5, method='default'))}; baseline of 8 layers ({sizes[1]}) {spread(large)}"
+    )
+    return Claim(paper=text, measured=measured, verdict="reproduced" if mean(small) <= mean(large) < math.inf else "not reproduced")
+
+
+def _strongest(paper: dict[int, Speedup]) -> Claim:
+    text = "The network of 3 hidden layers gains most, deeper ones less but consistently (sec:faster)"
+    if 3 not in paper or len(paper) < 2:
+        return Claim(paper=text, measured="", verdict="not run")
+    most = paper[3].times >= max(found.times for found in paper.values())
+    gains = all(found.times > 1 for found in paper.values())
+    measured = f"as in the paper {_told(paper)}"
+    return Claim(paper=text, measured=measured, verdict="reproduced" if most and gains else "not reproduced")
+
+
+def _enorm(rows: Sequence[Row]) -> Claim:
+    text = "ENorm does not yield improvements (sec:faster)"
+    step, epoch = speedups(rows, "enorm"), speedups(rows, "enorm-epoch")
+    if not step:
+        return Claim(paper=text, measured="", verdict="not run")
+    none = all(found.times < 1.1 for found in step.values())
+    measured = f"fewer epochs than the baseline, every step {_told(step)}; every epoch {_told(epoch)}"
+    return Claim(paper=text, measured=measured, verdict="reproduced" if none else "not reproduced")
 
 
 def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
     small = "It matches or exceeds the baseline at small to moderate learning rates, most at small ones (sec:faster)"
     large = "At larger learning rates the effect becomes less pronounced (fig:conv_speed_all_lrs)"
-    rates = settings_of(rows, "learning_rate")
-    if len(rates) < 2:
+    gains = {method: gains_by_rate(rows, method) for method in ("paper", "default")}
+    low, high = ([gain for rate, gain in gains["paper"].items() if (rate <= RATE) == is_low] for is_low in (True, False))
+    if not low or not high:
         return [Claim(paper=text, measured="", verdict="not run") for text in (small, large)]
-    gains = {method: {rate: _gain(where(rows, learning_rate=rate), method) for rate in rates} for method in ("paper", "default")}
-    text = "; ".join(
+    told = "; ".join(
         f"{METHODS[method].title}: " + ", ".join(f"{gain:+.1f} at {rate:g}" for rate, gain in by_rate.items())
         for method, by_rate in gains.items()
     )
-    measured = f"points of training accuracy above the baseline, mean over the epochs and depths: {text}"
-    paper = gains["paper"]
+    measured = f"points of training accuracy above the baseline, mean over epochs and depths: {told}"
+    held, fades = min(low) > -0.5 and max(low) >= max(high), high[-1] < max(low)
     return [
-        Claim(paper=small, measured=measured,
-              verdict="reproduced" if all(paper[rate] > 0 for rate in rates if rate <= RATE) else "not reproduced"),
-        Claim(paper=large, measured=measured,
-              verdict="reproduced" if paper[rates[-1]] < max(paper[rate] for rate in rates if rate <= RATE) else "not reproduced"),
-    ]  # fmt: skip
+        Claim(paper=small, measured=measured, verdict="reproduced" if held else "not reproduced"),
+        Claim(paper=large, measured=measured, verdict="reproduced" if fades else "not reproduced"),
+    ]
 
 
-def _gain(rows: Sequence[Row], method: str) -> float:
-    """Points of training accuracy above the baseline, over all epochs and depths."""
-    over = lambda name: mean([mean(row.result["fitted_accuracy"]) for row in where(rows, method=name)])  # noqa: E731
-    return 100 * (over(method) - over("baseline"))
+def gains_by_rate(rows: Sequence[Row], method: str) -> dict[float, float]:
+    """Points of training accuracy above the baseline, over all epochs and the runs that both have, by learning rate."""
+    found = {}
+    for rate in settings_of(rows, "learning_rate"):
+        pairs = matched(where(rows, learning_rate=rate), "baseline", method)
+        if pairs:
+            over = [mean([mean(row.result["fitted_accuracy"]) for row in runs]) for runs in zip(*pairs, strict=True)]
+            found[rate] = 100 * (over[1] - over[0])
+    return found
 
 
-def _times(by_depth: dict[int, tuple[float, bool]]) -> str:
-    return ", ".join(f"{'≥ ' if bound else ''}{times:.2f}× at {depth}" for depth, (times, bound) in by_depth.items()) or "none"
+def _told(by_depth: dict[int, Speedup]) -> str:
+    return ", ".join(f"{found} at {depth}" for depth, found in by_depth.items()) or "not run"

@@ -20,6 +20,7 @@ from typing import IO, Any
 from .figure import Row
 
 FORMAT = 1
+HEADER = json.dumps({"format": FORMAT}).encode() + b"\n"
 
 
 class RowsError(ValueError):
@@ -37,10 +38,14 @@ class Rows:
     path: Path
 
     def __iter__(self) -> Iterator[Row]:
-        """Every finished run, in the order in which they finished."""
+        """Every finished run, in the order in which they finished; the first, where somebody computed one twice."""
         if self.path.exists():
+            seen = set()
             with self.path.open("rb") as file:
-                yield from self._finished(file)
+                for row in self._finished(file):
+                    if _key(row.job) not in seen:
+                        seen.add(_key(row.job))
+                        yield row
 
     def missing(self, jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The jobs that have no row yet."""
@@ -52,13 +57,12 @@ class Rows:
         line = json.dumps({"job": job, "result": result, "origin": origin}, allow_nan=True, sort_keys=True).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file, _locked(file):
-            end = _whole_lines(file)
-            os.ftruncate(file.fileno(), end)
+            end = self._kept(file)
             file.seek(0)
             if end:
                 next(self._finished(file), None)  # or it would be continued in another format
             else:
-                line = json.dumps({"format": FORMAT}).encode() + b"\n" + line
+                line = HEADER + line
             try:
                 file.write(line)
                 file.flush()
@@ -70,25 +74,41 @@ class Rows:
 
     def _finished(self, file: IO[bytes]) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return  # of a process that was killed
             try:
                 row = json.loads(line)
             except ValueError as error:
+                if not line.endswith(b"\n"):
+                    return  # of a process that was killed
                 raise RowsError(
                     f"{self.path}, line {number} is no JSON: {error}. Move the file away, or mend that line."
                 ) from error
-            if number == 1:
-                if not isinstance(row, dict) or row.get("format") != FORMAT:
-                    found = row.get("format") if isinstance(row, dict) else None
-                    raise RowsError(
-                        f"{self.path} is of another version (format {found!r}, this is {FORMAT}) or no results file: move it away, "
-                        "or choose another folder."
-                    )
-            elif not isinstance(row, dict) or row.keys() != {"job", "result", "origin"}:
+            if number == 1 and row != json.loads(HEADER):
+                found = row.get("format") if isinstance(row, dict) else None
+                raise RowsError(
+                    f"{self.path} is of another version (format {found!r}, this is {FORMAT}) or no results file: move it away, or "
+                    "choose another folder."
+                )
+            if row == json.loads(HEADER):
+                continue  # the first line, here or of a file that was appended as a whole
+            parts = ("job", "result", "origin")
+            if not isinstance(row, dict) or row.keys() != set(parts) or not all(isinstance(row[part], dict) for part in parts):
                 raise RowsError(f"{self.path}, line {number} is no row of results: mend or delete that line.")
-            else:
-                yield Row(**row)
+            yield Row(**row)
+
+    def _kept(self, file: IO[bytes]) -> int:
+        """Cut off a line that was not finished; returns where the next one goes."""
+        end = _whole_lines(file)
+        file.seek(end)
+        rest = file.read()
+        try:
+            json.loads(rest)
+        except ValueError:
+            if not end and rest and not HEADER.startswith(rest):
+                raise RowsError(f"{self.path} is no results file: move it away, or choose another folder.") from None
+            os.ftruncate(file.fileno(), end)
+            return end
+        file.write(b"\n")  # whole, but for the newline that an editor took
+        return end + len(rest) + 1
 
 
 def _key(job: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,6 +22,21 @@ def where(rows: Iterable[Row], **settings: Any) -> list[Row]:
 def settings_of(rows: Iterable[Row], key: str) -> list[Any]:
     """The distinct values of one setting, in ascending order."""
     return sorted({row.job[key] for row in rows})
+
+
+def matched(rows: Iterable[Row], *methods: str) -> list[tuple[Row, ...]]:
+    """Runs of these methods that differ in the method alone, side by side; what one of them lacks is left out."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        others = {key: value for key, value in row.job.items() if key != "method"}
+        found.setdefault(json.dumps(others, sort_keys=True), {})[row.job["method"]] = row
+    return [tuple(by[method] for method in methods) for by in found.values() if all(method in by for method in methods)]
+
+
+def seeds_of(pairs: Iterable[Sequence[Row]]) -> str:
+    """Over how many seeds a comparison goes, in words."""
+    count = len({row.job["seed"] for pair in pairs for row in pair})
+    return f"{count} seed{'s' * (count != 1)}"
 
 
 def mean(values: Sequence[float]) -> float:

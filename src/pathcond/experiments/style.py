@@ -91,6 +91,13 @@ def band(axes: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], *, lab
     axes.fill_between(list(x), low, high, color=style.get("color"), alpha=0.18, linewidth=0)
 
 
+def legend_below(drawing: Drawing, panels: Sequence[Axes]) -> None:
+    """One legend for all panels, of every line that one of them has."""
+    labels = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if labels:
+        drawing.legend([*labels.values()], [*labels], loc="outside lower center", ncols=4, fontsize=8)
+
+
 def method_style(method: str, *, markers: bool = False) -> dict[str, Any]:
     """Colour, dash, label and, for few points, marker of a method."""
     style = {"label": METHODS[method].title} | STYLES[method]

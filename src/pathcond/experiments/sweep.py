@@ -7,14 +7,15 @@ Drawings and curves are made from the rows alone.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,8 @@ from .engines import ENGINES, Ended, Event, Finished
 from .figure import Figure, Job, Place, Preset, Row
 from .rows import Rows, RowsError
 from .style import drawings, save
+
+REPETITIONS = ("seed", "repetition")  # settings of a job whose number the user may choose
 
 
 class FailedRunsError(RuntimeError):
@@ -66,13 +69,18 @@ class Sweep:
         """
         jobs = self.jobs
         for key, values in self.only.items():
-            known = {str(job[key]): None for job in self.jobs if key in job}
+            known = list(dict.fromkeys(str(job[key]) for job in self.jobs if key in job))
             if not known:
                 keys = dict.fromkeys(key for job in self.jobs for key in job)
                 raise ValueError(f"Runs of {self.name} have no {key!r}; they have {', '.join(keys)}.")
-            if not known.keys() & {_same(value, known) for value in values}:
-                raise ValueError(f"No run of {self.name} has {key} {' or '.join(values)}; there is {', '.join(known)}.")
-            jobs = [job for job in jobs if str(job.get(key)) in {_same(value, known) for value in values}]
+            wanted = {_same(value, known) for value in values}
+            if wanted - set(known):
+                raise ValueError(
+                    f"No run of {self.name} has {key} {' or '.join(wanted - set(known))}; there is {', '.join(known)}."
+                )
+            jobs = [job for job in jobs if str(job.get(key)) in wanted]
+        if not jobs:
+            raise ValueError(f"No run of {self.name} has all of {', '.join(f'{key}={v}' for key, v in self.only.items())}.")
         return jobs
 
     @property
@@ -112,6 +120,10 @@ class Sweep:
             EngineError: There is no such device or cluster; nothing was computed.
         """
         check_folder(self.out)
+        with self._alone():
+            self._run(place, engine, workers, command, watch)
+
+    def _run(self, place: Place, engine: str, workers: int | None, command: str, watch: Callable[[Event], object]) -> None:
         missing = self.missing
         if not missing:
             return  # also without the data and the device that they were made with
@@ -128,14 +140,29 @@ class Sweep:
         if failed:
             raise FailedRunsError(self._failures(failed))
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two sweeps at once would compute everything twice."""
+        with (self.out / f".{self.name}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RowsError(f"Another sweep of {self.name} is at work in {self.out}: wait, or choose another --out.") from None
+            yield
+
     def _refuse_others(self) -> None:
+        """Runs of other settings would be averaged with those of the preset."""
+        jobs = [{"figure": self.name, "preset": self.preset} | job for job in self.figure.jobs(self.preset)]
+        shared = {
+            key: jobs[0][key] for key in jobs[0] if key not in REPETITIONS and all(job.get(key) == jobs[0][key] for job in jobs)
+        }
         for row in self.file:
-            figure, preset = row.job.get("figure"), row.job.get("preset")
-            if (figure, preset) != (self.name, self.preset):
-                raise RowsError(
-                    f"{self.file.path} holds runs of {figure}, preset {preset}; those of {self.name}, preset {self.preset} do not "
-                    "belong beside them: choose another folder with --out."
-                )
+            for key, value in shared.items():
+                if row.job.get(key) != value:
+                    raise RowsError(
+                        f"{self.file.path} holds runs of {key} {row.job.get(key)}; those of {key} {value} do not belong beside "
+                        "them: choose another folder with --out."
+                    )
 
     def _failures(self, failed: Sequence[Ended]) -> str:
         runs: dict[str, list[Job]] = {}
@@ -146,6 +173,24 @@ class Sweep:
         for problem, jobs in runs.items():
             lines += [*map(label, jobs), textwrap.indent(problem.strip(), "    ")]
         return "\n".join(lines)
+
+
+@contextmanager
+def readable(sweep: Sweep) -> Iterator[None]:
+    """What rows that a figure cannot read raise becomes one sentence.
+
+    Raises:
+        RowsError: In its place.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ArithmeticError, AttributeError, ValueError) as error:
+        if isinstance(error, RowsError):
+            raise
+        raise RowsError(
+            f"{sweep.file.path} holds rows that {sweep.name} cannot read ({type(error).__name__}: {error}): they are damaged or of "
+            "another version. Move the file away, and compute them again."
+        ) from error
 
 
 def check_folder(out: Path) -> None:
@@ -203,8 +248,13 @@ def draw(figure: Figure, rows: Sequence[Row], out: Path) -> list[Path]:
     return paths
 
 
-def to_tensorboard(rows: Sequence[Row], folder: Path) -> Path | None:
-    """Write every list of numbers among the results as a curve, one TensorBoard run per row, in place of what was there.
+def to_tensorboard(rows: Sequence[Row], folder: Path, changed: float) -> Path | None:
+    """Write every list of numbers among the results as a curve, one TensorBoard run per row, in place of older ones.
+
+    Args:
+        rows: With the results.
+        folder: Where to.
+        changed: When the rows last did, in seconds since 1970.
 
     Returns:
         The folder; None if TensorBoard is not installed or there is no curve.
@@ -216,6 +266,8 @@ def to_tensorboard(rows: Sequence[Row], folder: Path) -> Path | None:
         return None
     if not curves:
         return None
+    if folder.exists() and folder.stat().st_mtime >= changed:
+        return folder
     from torch.utils.tensorboard import SummaryWriter
 
     shutil.rmtree(folder, ignore_errors=True)  # written again it would show every curve twice

@@ -14,7 +14,7 @@ from ..experiments import FIGURES, load
 from ..experiments.figure import PRESETS, Claim, Figure, Preset, Row, Verdict
 from ..experiments.rows import Rows, RowsError
 from ..experiments.style import drawings, save
-from ..experiments.sweep import Sweep
+from ..experiments.sweep import Sweep, readable
 from .page import rendered
 
 if TYPE_CHECKING:
@@ -135,15 +135,9 @@ def _reproduction(name: str, folder: Path, usual: Preset) -> Reproduction:
     }
     if preset is None:
         return Reproduction(**known, claims=figure.claims([]), drawings={})
-    try:
-        return _read(figure, Sweep(name=name, figure=figure, preset=preset, out=folder), known)
-    except (LookupError, TypeError, ArithmeticError, AttributeError, ValueError) as error:
-        if isinstance(error, RowsError):
-            raise
-        raise RowsError(
-            f"{file.path} holds rows that {name} cannot read ({type(error).__name__}: {error}): they are damaged or of another "
-            f"version. Move the file away, and run: {known['command']}"
-        ) from error
+    sweep = Sweep(name=name, figure=figure, preset=preset, out=folder)
+    with readable(sweep):
+        return _read(figure, sweep, known)
 
 
 def _read(figure: Figure, sweep: Sweep, known: dict[str, Any]) -> Reproduction:
@@ -164,7 +158,10 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
     facts |= {"versions": "; ".join(versions)} if versions else {}
     facts |= {"date": " to ".join(dict.fromkeys((days[0], days[-1])))} if days else {}
     facts |= {"time of all runs": _duration(sum(seconds))} if seconds else {}
-    return Made(runs=f"{count} runs of the preset {sweep.preset}", commands=tuple(_distinct(origins, "command")), facts=facts)
+    smaller = "" if sweep.preset == "paper" else ", smaller than the paper's"
+    return Made(
+        runs=f"{count} runs of the preset {sweep.preset}{smaller}", commands=tuple(_distinct(origins, "command")), facts=facts
+    )
 
 
 def _distinct(origins: Sequence[dict[str, Any]], key: str) -> list[str]:
