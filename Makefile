@@ -29,6 +29,8 @@ bench: $(READY)  ## Speed and memory beside naive implementations; writes benchm
 
 docs: $(READY)  ## The pages that are generated from the code
 	$(PYTHON) -m pathcond.rules.document docs/supported-operations.md
+	$(PYTHON) -m pathcond.experiments.document results/paper docs/reproduction.md
+	$(PYTHON) -m pathcond report results/paper
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
