@@ -1,6 +1,8 @@
 """On a GPU: the same log-scales as on the CPU, addresses that a recorded graph can rely on, sharded parameters over NCCL."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
+from pathcond.experiments import training
+from pathcond.experiments.architectures import cifar_nv, mlp
+from pathcond.experiments.methods import METHODS
 from pathcond.problem import Problem
 
 pytestmark = pytest.mark.cuda
@@ -149,3 +154,26 @@ def test_compiled_by_inductor_without_recompiling() -> None:
         optimizer.step()
     torch._dynamo.config.error_on_recompile = False
     assert (handle.teleports, handle.left_out) == (4, 0)
+
+
+@pytest.mark.parametrize("build", [
+    partial(mlp, (24, 24, 24), inputs=192, outputs=5, batch_norm=True), partial(cifar_nv, 5, width=8, final_norm=True),
+])  # fmt: skip
+def test_training_as_a_graph(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every method: recorded as step by step, twice the same bits, and close to the CPU."""
+    x, y = torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(256) % 5
+    recipe = training.Recipe(build=build, epochs=3, batch=32, teleport_every=5, fitted=True)
+    stacks = [[training.Run(method=method, learning_rate=0.01, seed=0)] for method in METHODS]
+    if isinstance(build(), nn.Sequential) and isinstance(build()[0], nn.Flatten):
+        stacks = [[run for stack in stacks for run in stack]]  # MLPs are trained together
+
+    def trained(device: str) -> list[training.Curves]:
+        data = training.Data(x=x.to(device), y=y.to(device), test_x=x[:64].to(device), test_y=y[:64].to(device))
+        return [curves for runs in stacks for curves in training.train(runs, recipe, data)]
+
+    recorded = trained("cuda")
+    assert recorded == trained("cuda")
+    monkeypatch.setattr(training, "_recorded", lambda step, changed: step)
+    assert recorded == trained("cuda")
+    for found, wanted in zip(recorded, trained("cpu"), strict=True):
+        assert found.train_loss == pytest.approx(wanted.train_loss, rel=0.02)  # TF32

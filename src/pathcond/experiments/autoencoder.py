@@ -7,16 +7,16 @@ The loss is the mean squared error per pixel of standardised images, so that a n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from .architectures import autoencoder
 from .figure import Claim, Job, Place, Preset, Progress, Result, Row
-from .methods import AT_OTHER_RATES, METHODS
+from .methods import METHODS, RATE, at_rates
 from .selection import matched, mean, seeds_of, settings_of, spread, where
-from .training import RATE, Recipe, grouped, trained
+from .training import Settings, grouped, trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -26,33 +26,20 @@ INPUTS = {"mnist": 784, "digits": 64}
 DATASETS: dict[Preset, tuple[str, ...]] = {"smoke": ("digits",), "cpu": ("digits",), "paper": ("mnist",)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What all runs of a preset share; ``train`` and ``test`` are numbers of samples, None for all."""
-
-    dataset: str
-    epochs: int
-    batch: int = 128
-    teleport_every: int = 5000
-    train: int | None = None
-    test: int | None = None
-
-
 PRESETS: dict[Preset, tuple[Settings, tuple[int, ...], int]] = {  # with compression factors and number of seeds
     "smoke": (Settings(dataset="digits", epochs=20, batch=64, teleport_every=100), (1, 4), 1),
     "cpu": (Settings(dataset="digits", epochs=200, batch=64, teleport_every=500), (1, 2, 4), 3),
-    "paper": (Settings(dataset="mnist", epochs=500), (7, 4, 2, 1), 3),
+    "paper": (Settings(dataset="mnist", epochs=500, teleport_every=5000), (7, 4, 2, 1), 3),
 }
 
 
 def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
     """All methods at the paper's learning rate, three at the others."""
     settings, compressions, repetitions = PRESETS[preset]
-    pairs = [(RATE, method) for method in METHODS] + [(rate, method) for rate in OTHER_RATES for method in AT_OTHER_RATES]
     return [
         asdict(settings) | {"compression": compression, "learning_rate": rate, "method": method, "seed": seed}
         for compression in compressions
-        for rate, method in pairs
+        for rate, method in at_rates(OTHER_RATES)
         for seed in range(seeds or repetitions)
     ]
 
@@ -64,12 +51,8 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Train them as one stack."""
-    job = jobs[0]
-    recipe = Recipe(
-        build=partial(autoencoder, job["compression"], inputs=INPUTS[job["dataset"]]), epochs=job["epochs"], batch=job["batch"],
-        teleport_every=job["teleport_every"], task="reconstruct",
-    )  # fmt: skip
-    yield from trained(jobs, recipe, place, progress)
+    build = partial(autoencoder, jobs[0]["compression"], inputs=INPUTS[jobs[0]["dataset"]])
+    yield from trained(jobs, build, place, progress, task="reconstruct")
 
 
 def final(rows: Sequence[Row], **settings: object) -> list[float]:

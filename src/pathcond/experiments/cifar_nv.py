@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from .architectures import cifar_nv
 from .figure import Claim, Job, Place, Preset, Progress, Result, Row, Verdict
-from .methods import AT_OTHER_RATES, METHODS
+from .methods import AT_OTHER_RATES, METHODS, RATE
 from .selection import matched, mean, seeds_of, settings_of, spread, where
-from .training import RATE, Recipe, epochs_to, trained
+from .training import Settings, epochs_to, trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -30,32 +30,21 @@ SMOOTHING = 0.2  # weight of a new epoch in the curves
 DATASETS: dict[Preset, tuple[str, ...]] = {"smoke": ("digits",), "cpu": ("cifar10",), "paper": ("cifar10",)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What all runs of a preset share; ``train`` and ``test`` are numbers of samples, None for all."""
-
-    dataset: str
-    width: int
-    batch: int = 128
-    teleport_every: int = 1000
-    train: int | None = None
-    test: int | None = None
-
-
-PRESETS: dict[Preset, tuple[Settings, int, int]] = {  # with epochs and number of seeds
-    "smoke": (Settings(dataset="digits", width=8, batch=32, teleport_every=10, train=320, test=100), 2, 1),
-    "cpu": (Settings(dataset="cifar10", width=16, teleport_every=50, train=2000, test=1000), 20, 1),
-    "paper": (Settings(dataset="cifar10", width=128, train=40_000), 128, 3),
+PRESETS: dict[Preset, tuple[Settings, int, int]] = {  # with width and number of seeds
+    "smoke": (Settings(dataset="digits", epochs=2, batch=32, teleport_every=10, train=320, test=100), 8, 1),
+    "cpu": (Settings(dataset="cifar10", epochs=20, teleport_every=50, train=2000, test=1000), 16, 1),
+    "paper": (Settings(dataset="cifar10", epochs=128, train=40_000), 128, 3),
 }
 
 
 def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
     """All methods at the paper's learning rate, three at the others; seed by seed, the three first."""
-    settings, epochs, repetitions = PRESETS[preset]
+    settings, width, repetitions = PRESETS[preset]
     others = [method for method in METHODS if method not in AT_OTHER_RATES]
     pairs = [(RATE, AT_OTHER_RATES), (RATE, others), *((rate, AT_OTHER_RATES) for rate in OTHER_RATES)]
     return [
-        asdict(settings) | {"epochs": round(epochs * LONGER.get(rate, 1)), "learning_rate": rate, "method": method, "seed": seed}
+        asdict(replace(settings, epochs=round(settings.epochs * LONGER.get(rate, 1))))
+        | {"width": width, "learning_rate": rate, "method": method, "seed": seed}
         for rate, methods in pairs
         for seed in range(seeds or repetitions)
         for method in methods
@@ -69,12 +58,8 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Train one."""
-    job = jobs[0]
-    build = partial(cifar_nv, inputs=CHANNELS[job["dataset"]], width=job["width"], final_norm=True)
-    recipe = Recipe(
-        build=build, epochs=job["epochs"], batch=job["batch"], teleport_every=job["teleport_every"], bfloat16=True,
-    )  # fmt: skip
-    yield from trained(jobs, recipe, place, progress)
+    build = partial(cifar_nv, inputs=CHANNELS[jobs[0]["dataset"]], width=jobs[0]["width"], final_norm=True)
+    yield from trained(jobs, build, place, progress, bfloat16=True)
 
 
 def smoothed(values: Sequence[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,4 +36,10 @@ METHODS = {
     "default": Method(title="PathCond (default)", condition={}),
     "teleport": Method(title="PathCond, teleporting", condition={}, teleports=True),
 }
+RATE = 1e-3  # of the paper's main figures
 AT_OTHER_RATES = ("baseline", "paper", "default")
+
+
+def at_rates(others: Sequence[float]) -> list[tuple[float, str]]:
+    """Learning rates and methods: all methods at the paper's rate, three at the others."""
+    return [(RATE, method) for method in METHODS] + [(rate, method) for rate in others for method in AT_OTHER_RATES]

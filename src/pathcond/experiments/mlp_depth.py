@@ -7,16 +7,18 @@ Training accuracy is taken after the epoch, in eval mode, over the whole trainin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from .architectures import mlp
 from .figure import Claim, Job, Place, Preset, Progress, Result, Row, Verdict
-from .methods import AT_OTHER_RATES, METHODS
+from .methods import AT_OTHER_RATES, METHODS, RATE, at_rates
 from .selection import matched, mean, seeds_of, settings_of, spread, where
-from .training import RATE, Recipe, epochs_to, grouped, trained
+from .training import Settings, epochs_to, grouped, trained
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,35 +30,21 @@ INPUTS = {"cifar10": 3072, "digits": 64}
 DATASETS: dict[Preset, tuple[str, ...]] = {"smoke": ("digits",), "cpu": ("digits",), "paper": ("cifar10",)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What all runs of a preset share; ``train`` and ``test`` are numbers of samples, None for all."""
-
-    dataset: str
-    width: int
-    epochs: int
-    batch: int = 128
-    teleport_every: int = 1000
-    train: int | None = None
-    test: int | None = None
-
-
 # Depths with the greatest gain first: a sweep that is cut short has those.
-PRESETS: dict[Preset, tuple[Settings, tuple[int, ...], int]] = {  # with depths and number of seeds
-    "smoke": (Settings(dataset="digits", width=48, epochs=8, batch=64, teleport_every=50), (2, 4), 1),
-    "cpu": (Settings(dataset="digits", width=256, epochs=60, batch=64, teleport_every=100), (3, 5, 8), 3),
-    "paper": (Settings(dataset="cifar10", width=500, epochs=100), (3, 5, 8, 2, 4, 6, 7), 3),
+PRESETS: dict[Preset, tuple[Settings, int, tuple[int, ...], int]] = {  # with width, depths and number of seeds
+    "smoke": (Settings(dataset="digits", epochs=8, batch=64, teleport_every=50), 48, (2, 4), 1),
+    "cpu": (Settings(dataset="digits", epochs=60, batch=64, teleport_every=100), 256, (3, 5, 8), 3),
+    "paper": (Settings(dataset="cifar10", epochs=100), 500, (3, 5, 8, 2, 4, 6, 7), 3),
 }
 
 
 def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
     """All methods at the paper's learning rate, three at the others."""
-    settings, depths, repetitions = PRESETS[preset]
-    pairs = [(RATE, method) for method in METHODS] + [(rate, method) for rate in OTHER_RATES for method in AT_OTHER_RATES]
+    settings, width, depths, repetitions = PRESETS[preset]
     return [
-        asdict(settings) | {"depth": depth, "learning_rate": rate, "method": method, "seed": seed}
+        asdict(settings) | {"width": width, "depth": depth, "learning_rate": rate, "method": method, "seed": seed}
         for depth in depths
-        for rate, method in pairs
+        for rate, method in at_rates(OTHER_RATES)
         for seed in range(seeds or repetitions)
     ]
 
@@ -68,12 +56,13 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Train them as one stack."""
-    job = jobs[0]
-    build = partial(mlp, (job["width"],) * job["depth"], inputs=INPUTS[job["dataset"]], batch_norm=True)
-    recipe = Recipe(
-        build=build, epochs=job["epochs"], batch=job["batch"], teleport_every=job["teleport_every"], fitted=True,
-    )  # fmt: skip
-    yield from trained(jobs, recipe, place, progress)
+    yield from trained(jobs, partial(network, jobs[0]), place, progress, fitted=True)
+
+
+def network(job: Job, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
+    """The MLP of a job."""
+    hidden = (job["width"],) * job["depth"]
+    return mlp(hidden, inputs=INPUTS[job["dataset"]], batch_norm=True, activation=activation)
 
 
 def epochs(rows: Sequence[Row], **settings: object) -> list[float]:

@@ -8,7 +8,6 @@ does not count, and the next append cuts it off.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from .figure import Row
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two sweeps must not share a folder
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 HEADER = json.dumps({"format": FORMAT}).encode() + b"\n"
@@ -56,7 +60,7 @@ class Rows:
         """Add a finished run: as a whole or not at all, whatever other processes append at the same time."""
         line = json.dumps({"job": job, "result": result, "origin": origin}, allow_nan=True, sort_keys=True).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file, _locked(file):
+        with self.path.open("ab+") as file, locked(file):
             end = self._kept(file)
             file.seek(0)
             if end:
@@ -129,8 +133,16 @@ def _whole_lines(file: IO[bytes]) -> int:
 
 
 @contextmanager
-def _locked(file: IO[bytes]) -> Iterator[None]:
-    fcntl.flock(file, fcntl.LOCK_EX)
+def locked(file: IO[Any], *, wait: bool = True) -> Iterator[None]:
+    """Hold a file against other processes.
+
+    Raises:
+        BlockingIOError: Another holds it, and we are not to wait.
+    """
+    if fcntl is None:
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     try:
         yield
     finally:

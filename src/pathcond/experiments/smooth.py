@@ -18,10 +18,9 @@ from ..condition import condition_
 from . import mlp_depth
 from .architectures import mlp
 from .figure import Claim, Job, Place, Preset, Progress, Result, Row
-from .methods import AT_OTHER_RATES, METHODS
-from .mlp_depth import INPUTS
+from .methods import AT_OTHER_RATES, METHODS, RATE
 from .selection import deviation, mean, settings_of, spread, where
-from .training import RATE, Recipe, grouped, trained
+from .training import grouped, trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -59,10 +58,10 @@ def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
         for method in ("paper", "default")
         for seed in range(seeds or repetitions)
     ]
-    settings, depths, repetitions = mlp_depth.PRESETS[preset]
+    settings, width, depths, repetitions = mlp_depth.PRESETS[preset]
     shared = asdict(replace(settings, **TRAINED[preset])) | {"part": "training", "activation": "gelu", "learning_rate": RATE}
     training = [
-        shared | {"depth": depth, "method": method, "seed": seed}
+        shared | {"width": width, "depth": depth, "method": method, "seed": seed}
         for depth in depths
         for methods in (AT_OTHER_RATES, [method for method in METHODS if method not in AT_OTHER_RATES])
         for method in methods
@@ -79,19 +78,13 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """One depth of either part."""
     job = jobs[0]
-    activation = ACTIVATIONS[job["activation"]]
     if job["part"] == "difference":
         for done, each in enumerate(jobs, start=1):
             yield each, difference(each, place.device)
             progress(done / len(jobs), f"{job['activation']}, {job['depth']} layers")
         return
-    build = partial(
-        mlp, (job["width"],) * job["depth"], inputs=INPUTS[job["dataset"]], batch_norm=True, activation=activation
-    )  # fmt: skip
-    recipe = Recipe(
-        build=build, epochs=job["epochs"], batch=job["batch"], teleport_every=job["teleport_every"], fitted=True, approximate=True,
-    )  # fmt: skip
-    yield from trained(jobs, recipe, place, progress)
+    build = partial(mlp_depth.network, job, ACTIVATIONS[job["activation"]])
+    yield from trained(jobs, build, place, progress, fitted=True, approximate=True)
 
 
 def difference(job: Job, device: str) -> Result:

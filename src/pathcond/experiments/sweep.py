@@ -7,7 +7,6 @@ Drawings and curves are made from the rows alone.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -15,7 +14,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from typing import Any, cast
 from ..data import load as load_data
 from .engines import ENGINES, Ended, Event, Finished
 from .figure import Figure, Job, Place, Preset, Row
-from .rows import Rows, RowsError
+from .rows import Rows, RowsError, locked
 from .style import drawings, save
 
 REPETITIONS = ("seed", "repetition")  # settings of a job whose number the user may choose
@@ -143,9 +142,9 @@ class Sweep:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Two sweeps at once would compute everything twice."""
-        with (self.out / f".{self.name}.lock").open("w") as file:
+        with (self.out / f".{self.name}.lock").open("w") as file, ExitStack() as held:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(locked(file, wait=False))
             except BlockingIOError:
                 raise RowsError(f"Another sweep of {self.name} is at work in {self.out}: wait, or choose another --out.") from None
             yield

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from ..data import Dataset, load
 from ..symmetry import find_symmetry
 from ..teleport import Teleportation, teleport
 from .figure import Job, Place, Progress, Result
-from .methods import METHODS
+from .methods import METHODS, RATE
 from .stack import Balance, Stack
 
 Task = Literal["classify", "reconstruct"]
@@ -320,7 +320,6 @@ def _repeatable(device: torch.device) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = flags
 
 
-RATE = 1e-3  # of the paper's main figures
 APART = ("method", "learning_rate", "seed")  # what runs that are trained together may differ in
 
 
@@ -333,10 +332,25 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def trained(jobs: Sequence[Job], recipe: Recipe, place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
-    """Train such a group; the jobs name the ``dataset`` and, where not all is used, how many samples: ``train``, ``test``."""
-    first = jobs[0]
-    data = Data.of(load(first["dataset"], place.data), place.device, train=first["train"], test=first["test"])
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the runs of a preset share, as part of their jobs; ``train`` and ``test`` are numbers of samples, None for all."""
+
+    dataset: str
+    epochs: int
+    batch: int = 128
+    teleport_every: int = 1000
+    train: int | None = None
+    test: int | None = None
+
+
+def trained(
+    jobs: Sequence[Job], build: Callable[[], nn.Module], place: Place, progress: Progress, **options: Any
+) -> Iterator[tuple[Job, Result]]:
+    """Train a group of jobs that have ``Settings``; ``options`` are further ones of the ``Recipe``."""
+    job = jobs[0]
+    recipe = Recipe(build=build, epochs=job["epochs"], batch=job["batch"], teleport_every=job["teleport_every"], **options)
+    data = Data.of(load(job["dataset"], place.data), place.device, train=job["train"], test=job["test"])
     runs = [Run(**{key: job[key] for key in APART}) for job in jobs]
     for job, curves in zip(jobs, train(runs, recipe, data, progress), strict=True):
         yield job, curves.to_dict()
