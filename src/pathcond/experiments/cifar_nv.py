@@ -32,7 +32,7 @@ DATASETS: dict[Preset, tuple[str, ...]] = {"smoke": ("digits",), "cpu": ("cifar1
 
 PRESETS: dict[Preset, tuple[Settings, int, int]] = {  # with width and number of seeds
     "smoke": (Settings(dataset="digits", epochs=2, batch=32, teleport_every=10, train=320, test=100), 8, 1),
-    "cpu": (Settings(dataset="cifar10", epochs=20, teleport_every=50, train=2000, test=1000), 16, 1),
+    "cpu": (Settings(dataset="cifar10", epochs=10, batch=32, teleport_every=50, train=1000, test=500), 16, 1),
     "paper": (Settings(dataset="cifar10", epochs=128, train=40_000), 128, 3),
 }
 
