@@ -271,7 +271,7 @@ def _no_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: it was not set from Python
 
 
 def _serve(figure: str, place: Place, link: Connection) -> None:
