@@ -279,7 +279,11 @@ def test_ctrl_c_in_the_middle_of_writing_waits(monkeypatch: pytest.MonkeyPatch) 
         write(plan)
 
     monkeypatch.setattr(rescale._Plan, "write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pathcond.rescale_(model, symmetry, log_scales)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pathcond.rescale_(model, symmetry, log_scales)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert unchanged(model, snapshot(twin))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
