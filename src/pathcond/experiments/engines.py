@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import logging
 import math
 import os
 import signal
@@ -126,6 +127,7 @@ def compute(figure: str, number: int, jobs: Sequence[Job], place: Place, send: C
         place: Where; this process has no other device.
         send: Told each event as it happens, last that the task has ended.
     """
+    logging.getLogger("pathcond").setLevel(logging.ERROR)  # that "paper" changes train mode is known, and said a hundred times
     since, told = time.monotonic(), -INTERVAL
 
     def progress(share: float, text: str) -> None:
