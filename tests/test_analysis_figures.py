@@ -324,9 +324,10 @@ def test_claims_of_convergence(rows: dict[str, list[Row]]) -> None:
     found = rows["convergence"]
     assert set(verdicts(convergence.claims(found))) == {"not run"}  # its networks are not the paper's
     assert verdicts(convergence.claims(as_if_of_the_paper(found))) == [
-        "reproduced", "not reproduced", "reproduced", "reproduced", "not reproduced", "better"
+        "reproduced", "not reproduced", "reproduced", "reproduced", "not reproduced", "reproduced"
     ]  # fmt: skip
-    slow = as_if_of_the_paper(found, gap=[1 - 0.025 * min(k, 20) for k in range(101)], step=[0.1] * 100, exact_gap=[0.9])
+    # A solver that leaves nothing does not make ten sweeps near-optimal.
+    slow = as_if_of_the_paper(found, gap=[1 - 0.025 * min(k, 20) for k in range(101)], step=[0.1] * 100, exact_gap=[0.0])
     assert verdicts(convergence.claims(slow)) == [
         "not reproduced", "reproduced", "not reproduced", "not reproduced", "not reproduced", "not reproduced"
     ]  # fmt: skip
