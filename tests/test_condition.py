@@ -19,6 +19,7 @@ from torch import nn
 import pathcond
 from pathcond import CoordinateDescent, ENorm, RescalingError, condition_, diag_g, reference
 from pathcond.condition import EPSILON_SHARES, prepare
+from pathcond.data import load
 from pathcond.experiments.architectures import mlp
 from pathcond.outputs import output_change
 from pathcond.problem import Problem
@@ -160,6 +161,50 @@ def test_types_and_power_of_two_factors(dtype: torch.dtype) -> None:
     report = condition_(model, x, round_to_power_of_two=None if dtype == torch.bfloat16 else True)
     assert report.rounded
     assert torch.equal(model(x), before)  # bit for bit
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_the_pace_is_the_change_of_the_trace_of_the_path_kernel(normalization: str) -> None:
+    torch.manual_seed(0)
+    model, x = mlp((300, 20, 60), inputs=30, batch_norm=True).double(), torch.randn(64, 30).double()
+    calibrate = normalization != "paper"  # which leaves statistics as they are, so that those of the batch are others afterwards
+    before = sum(float(g.sum()) for g in diag_g(model, x, calibrate=calibrate).values())
+    report = condition_(model, x, normalization=normalization, calibrate=calibrate)
+    after = sum(float(g.sum()) for g in diag_g(model, x, calibrate=calibrate).values())
+    assert report.pace == pytest.approx(after / before, rel=0.02)  # of large parameters there is a sample
+    assert report.to_dict()["pace"] == report.pace
+    assert f"× {report.pace:.2g}" in str(report)
+
+
+def test_a_norm_behind_the_classifier_slows_sgd_down_and_a_larger_learning_rate_makes_up_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing but γ and β then fixes the size of the weights, and theirs asks for large ones."""
+    x, y = load("digits").train
+    x = x.flatten(1).float()
+    x = (x - x.mean()) / x.std()
+
+    def accuracies(conditioned: bool, at_pace: bool = False) -> float:
+        torch.manual_seed(0)
+        model, learning_rate = mlp((128,) * 4, inputs=64, batch_norm=True).append(nn.BatchNorm1d(10)), 1e-3
+        if conditioned:
+            pace = condition_(model, x[:256]).pace
+            assert pace < 0.3
+            assert "pace of plain SGD" in caplog.text
+            learning_rate /= pace if at_pace else 1
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=learning_rate), []
+        for _ in range(12):
+            for batch in torch.randperm(len(x)).split(64):
+                nn.functional.cross_entropy(model.train()(x[batch]), y[batch]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            with torch.no_grad():
+                found.append(float((model.eval()(x).argmax(1) == y).float().mean()))
+        return sum(found) / len(found)
+
+    slow, baseline, paced = accuracies(True), accuracies(False), accuracies(True, at_pace=True)
+    assert slow < baseline - 0.1
+    assert paced > baseline - 0.02
 
 
 def test_prepared_models_are_captured_once() -> None:

@@ -38,6 +38,14 @@ def test_the_quick_start_runs_and_prints_what_it_says(capsys: pytest.CaptureFixt
     assert scope["result"].output_change_eval < 1e-4
 
 
+def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> None:
+    text = (ROOT / "docs" / "conditioning.md").read_text()
+    code, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.S)
+    exec(code, {})
+    printed, stated = (dict(re.findall(r"(.+): × (\S+)", lines)) for lines in (capsys.readouterr().out, shown))
+    assert {name: float(pace) for name, pace in printed.items()} == pytest.approx({k: float(v) for k, v in stated.items()}, rel=0.1)
+
+
 def _without_figures(text: str) -> str:
     """Words only: figures, bars and line breaks vary with the machine."""
     return " ".join(re.sub(r"[-+]?\d[\d.,]*(e[-+]\d+)?|[▁▂▃▄▅▆▇█]+", "#", text).replace("# #", "#").split()).replace("# #", "#")

@@ -33,6 +33,7 @@ logger = logging.getLogger("pathcond")
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
 EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
+SLOW = 0.5  # pace below which a warning says so
 SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
 
 
@@ -163,7 +164,13 @@ def condition_(
         except TrainChangeError:
             if share == EPSILON_SHARES[-1]:
                 raise
-    return _report(symmetry, diagonal, solver, solution, rescaling, stages.seconds)
+    report = _report(symmetry, diagonal, solver, solution, rescaling, stages.seconds)
+    if report.pace < SLOW:
+        logger.warning(
+            "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: divide the learning rate by that.",
+            report.pace,
+        )
+    return report
 
 
 def _solution(

@@ -54,7 +54,8 @@ def report_table(report: Report) -> str:
     in_eval, in_train = _change(report.output_change_eval), _change(report.output_change_train)
     facts = [
         ("criterion", f"{report.objective_before:.8g} → {report.objective_after:.8g}; {report.solution.message}"),
-        *([("diag G", f"{before:.1f} → {after:.1f} decades between the 5th and 95th percentile{_zero_share(report.zero_share)}")]
+        *([("diag G", f"{before:.1f} → {after:.1f} decades between the 5th and 95th percentile{_zero_share(report.zero_share)}"),
+           ("pace", f"× {report.pace:.2g}: how fast plain SGD moves the paths at the same learning rate")]
           if report.diagonal else []),
         ("outputs", f"changed by {in_eval} in eval mode, {in_train} in train mode{rounded}"),
         ("seconds", f"{sum(report.seconds.values()):.2f} ({seconds})"),

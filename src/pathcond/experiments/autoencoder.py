@@ -135,7 +135,7 @@ def _in_all(rows: Sequence[Row]) -> Claim:
     by_rate = {rate: shares(where(rows, learning_rate=rate), "paper") for rate in settings_of(rows, "learning_rate")}
     if len(by_rate.get(RATE, {})) < 2:
         return Claim(paper=text, measured="", verdict="not run")
-    told = "; ".join(f"learning rate {rate:g}: {_told(found, '.1%')} less" for rate, found in by_rate.items() if found)
+    told = "; ".join(f"learning rate {rate:g}: {_told(found, '.2%')} less" for rate, found in by_rate.items() if found)
     held = all(share > 0 for share in by_rate[RATE].values())
     return Claim(paper=text, measured=told, verdict="reproduced" if held else "not reproduced")
 

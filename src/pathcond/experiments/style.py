@@ -25,6 +25,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)  # where lines are no methods
+LEGEND_COLUMN = 2.4  # inches
 STYLES: dict[str, dict[str, Any]] = {
     "baseline": {"color": BLACK, "linestyle": "--", "marker": "o"},
     "enorm": {"color": ORANGE, "linestyle": ":", "marker": "s"},
@@ -95,7 +96,8 @@ def legend_below(drawing: Drawing, panels: Sequence[Axes]) -> None:
     """One legend for all panels, of every line that one of them has."""
     labels = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if labels:
-        drawing.legend([*labels.values()], [*labels], loc="outside lower center", ncols=4, fontsize=8)
+        columns = max(1, int(drawing.get_figwidth() // LEGEND_COLUMN))
+        drawing.legend([*labels.values()], [*labels], loc="outside lower center", ncols=min(columns, 4), fontsize=8)
 
 
 def method_style(method: str, *, markers: bool = False) -> dict[str, Any]:

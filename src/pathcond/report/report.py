@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -80,6 +81,16 @@ class Report:
         counts = [sample.count / max(len(sample.before), 1) for sample in self.diagonal]
         return _decades([s.before for s in self.diagonal], counts), _decades([s.after for s in self.diagonal], counts)
 
+    @property
+    def pace(self) -> float:
+        """The sum of diag(G) after over that before, from the sample; 1 without one.
+
+        diag(G) sums up to the trace of the path kernel: to first order, plain SGD at the same learning rate moves the paths this
+        many times as fast as before. Scales in front of normalization layers can change it much.
+        """
+        before, after = (_log10_sum(self.diagonal, when) for when in ("before", "after"))
+        return 10.0 ** (after - before)
+
     def layers(self) -> list[dict[str, Any]]:
         """One row per group of units: name, number of units, least, median and greatest log λ."""
         rows = []
@@ -98,7 +109,7 @@ class Report:
         return {
             "model": self.model_name, "normalization": self.normalization, "approximate": self.approximate, "solver": self.solver,
             "num_units": self.num_units, "num_parameters": self.num_parameters, "zero_share": self.zero_share, **solution,
-            "decades_of_diagonal_before": before, "decades_of_diagonal_after": after,
+            "decades_of_diagonal_before": before, "decades_of_diagonal_after": after, "pace": self.pace,
             "output_change_eval": self.output_change_eval, "output_change_train": self.output_change_train,
             "rounded_to_powers_of_two": self.rounded, "seconds": dict(self.seconds), "layers": self.layers(),
             "pinned": [asdict(pin) for pin in self.pinned], "log_scales": self.log_scales.tolist(),
@@ -114,6 +125,16 @@ class Report:
 
     def __str__(self) -> str:
         return report_table(self)
+
+
+def _log10_sum(samples: tuple[DiagonalSample, ...], when: Literal["before", "after"]) -> float:
+    """log10 of the sum of diag(G); the mean of a sample stands for its parameter."""
+    logs = [
+        math.log10(sample.count * (1 - sample.zeros) / len(values)) + values
+        for sample in samples
+        if len(values := getattr(sample, when))
+    ]
+    return float(torch.logsumexp(torch.cat(logs) * math.log(10), 0)) / math.log(10) if logs else 0.0
 
 
 def _decades(samples: list[Tensor], counts: list[float]) -> float:
