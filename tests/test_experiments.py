@@ -1,14 +1,16 @@
 """The paper's networks and tables."""
 
+import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.experiments import FIGURES, load, table1
+from pathcond.experiments import FIGURES, load, style, table1
 from pathcond.experiments.architectures import autoencoder, cifar_nv, mlp, resnet, resnet18_c, vgg16
 from pathcond.experiments.figure import Place, Row
 
@@ -154,6 +156,17 @@ def test_a_cell_that_differs_is_marked(rows: dict[str, Row]) -> None:
     assert "1 cell differs" in text
     others = [other for name, other in rows.items() if name != "MLP 3×500"]
     assert table1.claims([wrong, *others])[0].verdict == "not reproduced"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_runs_that_diverged_from_the_start_can_be_drawn_on_a_logarithmic_axis(value: float, tmp_path: Path) -> None:
+    with style.in_style():
+        drawing, (axes,) = style.panels(1, 1)
+        style.band(axes, range(3), [[value] * 3], label="diverged", color="black")
+        axes.set(yscale="log")
+        style.legend_below(drawing, [axes])
+        drawing.savefig(tmp_path / "drawing.png")
+    assert [text.get_text() for text in drawing.legends[0].texts] == ["diverged"]
 
 
 def test_every_figure_can_be_loaded() -> None:

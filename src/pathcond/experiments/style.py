@@ -89,7 +89,8 @@ def band(axes: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], *, lab
     mean, spread = values.mean(0), values.std(0, correction=0)
     low, high = torch.maximum(mean - spread, values.amin(0)), torch.minimum(mean + spread, values.amax(0))
     axes.plot(x, mean, label=label, **style)
-    axes.fill_between(list(x), low, high, color=style.get("color"), alpha=0.18, linewidth=0)
+    if mean.isfinite().any():  # a band of gaps alone cannot be drawn on a logarithmic axis
+        axes.fill_between(list(x), low, high, color=style.get("color"), alpha=0.18, linewidth=0)
 
 
 def legend_below(drawing: Drawing, panels: Sequence[Axes]) -> None:
