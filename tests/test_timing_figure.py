@@ -161,7 +161,7 @@ def test_the_claim_about_growth(seconds: list[float], verdict: str) -> None:
 def test_the_claim_about_the_solver(share: float, verdict: str) -> None:
     rows = networks(timing.IN_PAPER, solve=share)
     assert timing.claims(rows)[2].verdict == verdict
-    assert timing.claims([found for found in rows if found.job["part"] != "box"])[2].verdict == "not run"
+    assert timing.claims([found for found in rows if found.job["part"] != "paper"])[2].verdict == "not run"
 
 
 def test_no_rows_no_verdicts() -> None:

@@ -311,7 +311,7 @@ def accuracy_rows(epochs: dict[tuple[str, int], float], rate: float = 1e-3) -> l
     return [
         Row(
             job | {"method": method, "depth": depth},
-            {"fitted_accuracy": curve(at), "fitted_loss": [1.0], "test_accuracy": [0.5]},
+            {"fitted_accuracy": curve(at), "train_accuracy": curve(at), "fitted_loss": [1.0], "test_accuracy": [0.5]},
             {},
         )
         for (method, depth), at in epochs.items()
@@ -338,18 +338,37 @@ def test_verdicts_on_depth_follow_the_rows() -> None:
     without_paper = {key: epochs for key, epochs in as_said.items() if key[0] != "paper"}
     assert verdicts(without_paper) == ["not run", "not run", "not run", "reproduced"]
     assert verdicts({("paper", 3): 50}) == ["not run"] * 4
+    assert verdicts(as_said | {("paper", 5): 50, ("baseline", 2): math.inf, ("paper", 2): 50})[2] == "reproduced"  # a bound only
     found = mlp_depth.speedups(accuracy_rows({("baseline", 2): math.inf, ("paper", 2): 50, ("paper", 3): 50}), "paper")
     assert {depth: str(speedup) for depth, speedup in found.items()} == {2: "≥ 2.00×"}
+    found = mlp_depth.speedups(accuracy_rows({("baseline", 2): math.inf, ("paper", 2): math.inf}), "paper")
+    assert str(found[2]) == "neither"
+
+
+@pytest.mark.parametrize(("paper", "default", "verdict"), [
+    (0.5, 0.4, "reproduced"), (0.496, 0.6, "reproduced"), (0.49, 0.49, "not reproduced"), (0.49, 0.51, "better")
+])  # fmt: skip
+def test_the_verdict_on_generalization_follows_the_rows(paper: float, default: float, verdict: str) -> None:
+    best = {"baseline": 0.5, "paper": paper, "default": default}
+    rows = accuracy_rows({(method, depth): 50 for method in best for depth in (3, 5)})
+    rows = [replace(row, result=row.result | {"test_accuracy": [0.1, best[row.job["method"]]]}) for row in rows]
+    assert mlp_depth.claims(rows)[6].verdict == verdict
+
+
+def test_the_table_says_how_far_accuracy_falls_again() -> None:
+    (row,) = accuracy_rows({("default", 3): 50})
+    row.result["fitted_accuracy"][69] = 0.875
+    assert mlp_depth.table([row]).splitlines()[-1].split() == ["PathCond", "(default)", "87.5"]
 
 
 def test_verdicts_on_learning_rates_follow_the_rows() -> None:
     slow, fast = ({("baseline", 3): 80, ("paper", 3): paper} for paper in (40, 70))
     rows = lambda low, high: accuracy_rows(low, 1e-4) + accuracy_rows(high, 1e-2)  # noqa: E731
-    assert [claim.verdict for claim in mlp_depth.claims(rows(slow, fast))][4:] == ["reproduced"] * 2
-    assert [claim.verdict for claim in mlp_depth.claims(rows(fast, slow))][4:] == ["not reproduced"] * 2
-    assert [claim.verdict for claim in mlp_depth.claims(accuracy_rows(fast, 1e-2))][4:] == ["not run"] * 2
+    assert [claim.verdict for claim in mlp_depth.claims(rows(slow, fast))][4:6] == ["reproduced"] * 2
+    assert [claim.verdict for claim in mlp_depth.claims(rows(fast, slow))][4:6] == ["not reproduced"] * 2
+    assert [claim.verdict for claim in mlp_depth.claims(accuracy_rows(fast, 1e-2))][4:6] == ["not run"] * 2
     other_depths = {("baseline", 3): 80, ("paper", 8): 10}
-    assert [claim.verdict for claim in mlp_depth.claims(rows(other_depths, other_depths))][4:] == ["not run"] * 2
+    assert [claim.verdict for claim in mlp_depth.claims(rows(other_depths, other_depths))][4:6] == ["not run"] * 2
 
 
 def convolutional_rows(curves: dict[str, tuple[list[float], float]], rate: float = 1e-3) -> list[Row]:
@@ -367,6 +386,8 @@ def test_verdicts_on_convolutional_networks_follow_the_rows() -> None:
     assert of(curves) == ["reproduced", "reproduced", "not run"]
     assert of(dict.fromkeys(curves, (rising(60), 0.75))) == ["not reproduced", "not reproduced", "not run"]
     assert of(curves | {"paper": (rising(95), 0.70)}) == ["better", "better", "not run"]
+    assert of(curves | {"enorm": (rising(62), 0.75)}) == ["reproduced", "not reproduced", "not run"]  # ENorm is as early
+    assert of(curves | {"enorm": (rising(200), 0.75)}) == ["reproduced", "reproduced", "not run"]
     assert of({"baseline": curves["baseline"]}) == ["not run"] * 3
     more = convolutional_rows(curves) + convolutional_rows(dict.fromkeys(curves, (rising(60), 0.75)), 1e-2)
     assert convolutional.claims(more)[2].verdict == "reproduced"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 OTHER_RATES = (1e-2, 1e-1)
+NOTHING = 1e-3  # share of the loss that counts as no difference
 INPUTS = {"mnist": 784, "digits": 64}
 DATASETS: dict[Preset, tuple[str, ...]] = {"smoke": ("digits",), "cpu": ("digits",), "paper": ("mnist",)}
 
@@ -108,24 +109,38 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def shares(rows: Sequence[Row], method: str) -> dict[int, float]:
     """By compression, by what share the loss is below the baseline's, over the seeds that both have."""
+    return {compression: 1 - ours / baseline for compression, (baseline, ours) in _losses(rows, method).items()}
+
+
+def gaps(rows: Sequence[Row], method: str) -> dict[int, float]:
+    """By compression, how far the loss is below the baseline's, likewise."""
+    return {compression: baseline - ours for compression, (baseline, ours) in _losses(rows, method).items()}
+
+
+def _losses(rows: Sequence[Row], method: str) -> dict[int, tuple[float, float]]:
+    """By compression, the mean final losses of the baseline and of a method."""
     found = {}
     for compression in settings_of(rows, "compression"):
         pairs = matched(where(rows, compression=compression), "baseline", method)
         if pairs:
             baseline, ours = (mean(final(runs)) for runs in zip(*pairs, strict=True))
-            found[compression] = 1 - ours / baseline
+            found[compression] = baseline, ours
     return found
 
 
 def _grows(rows: Sequence[Row]) -> Claim:
+    """By the distance of the losses, which is what the figure shows; their ratio is told beside it."""
     text = "The effect grows with the compression factor, which makes widths uneven (fig:mnist_ae)"
     here = where(rows, learning_rate=RATE)
-    paper, ours = shares(here, "paper"), shares(here, "default")
+    paper, ours = gaps(here, "paper"), gaps(here, "default")
     if len(paper) < 2:
         return Claim(paper=text, measured="", verdict="not run")
     rising = all(a < b for a, b in pairwise(paper.values()))
     seeds = seeds_of(matched(here, "baseline", "paper"))
-    measured = f"loss below the baseline's, as in the paper {_told(paper, '.1%')}; default {_told(ours, '.1%')} ({seeds})"
+    measured = (
+        f"loss below the baseline's, as in the paper by {_told(paper, '.4f')}, a share of {_told(shares(here, 'paper'), '.1%')}; "
+        f"default {_told(ours, '.4f')} ({seeds})"
+    )
     return Claim(paper=text, measured=measured, verdict="reproduced" if rising else "not reproduced")
 
 
@@ -136,7 +151,7 @@ def _in_all(rows: Sequence[Row]) -> Claim:
     if len(by_rate.get(RATE, {})) < 2:
         return Claim(paper=text, measured="", verdict="not run")
     told = "; ".join(f"learning rate {rate:g}: {_told(found, '.2%')} less" for rate, found in by_rate.items() if found)
-    held = all(share > 0 for share in by_rate[RATE].values())
+    held = all(share > NOTHING for share in by_rate[RATE].values())
     return Claim(paper=text, measured=told, verdict="reproduced" if held else "not reproduced")
 
 

@@ -22,8 +22,9 @@ HEAD = """# The paper, reproduced
 
 Every figure and table of the paper with its claims: reproduced, better (the paper's own method was surpassed), not reproduced, or
 not run. Where the paper gives no number to hold a sentence against, the bound that decides is ours ("about 20 epochs earlier": at
-least 10; "grows": a rank correlation below -0.1) and stands in the `claims` of the figure's module; the numbers are beside every
-verdict. Generated from the rows of results by `make docs`; `pathcond report` makes a page of the same with all numbers.
+least 10; "smaller": by more than 0.1 %; "grows": a rank correlation below -0.1) and stands in the `claims` of the figure's module;
+the numbers are beside every verdict. Generated from the rows of results by `make docs`; `pathcond report` makes a page of the same
+with all numbers.
 """
 
 

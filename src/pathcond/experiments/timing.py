@@ -290,7 +290,7 @@ def _how(rows: Sequence[Row]) -> str:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """What sec:timing and sec:app_timing say of the cost."""
+    """What sec:timing and sec:app_timing say of the cost; verdicts are on this library, not on the box neuron by neuron."""
     return [_epoch_claim(rows), _linear_claim(rows), _solver_claim(rows)]
 
 
@@ -356,18 +356,22 @@ def _solver_claim(rows: Sequence[Row]) -> Claim:
     ]
     texts = [
         f"{what} " + ", ".join(f"{_percent(share)} ({network})" for network, share in shares.items())
-        for what, shares in (("neuron by neuron", box), ("ten sweeps by layers", ours), ("exact solver", default))
+        for what, shares in (
+            ("ten sweeps by layers", ours),
+            ("exact solver", default),
+            ("neuron by neuron, as the box is written", box),
+        )
         if shares
     ]
     if quicker:
         texts.append(
             f"neuron by neuron is one sweep times {SWEEPS}; by layers it is {min(quicker):.0f} to {max(quicker):.0f} times quicker"
         )
-    verdict: Verdict = "reproduced" if box and min(box.values()) >= 0.9 else "not reproduced"
+    verdict: Verdict = "reproduced" if ours and min(ours.values()) >= 0.9 else "not reproduced"
     return Claim(
         paper="Block coordinate descent accounts for roughly 98 % of the rescaling time (sec:app_timing)",
         measured="; ".join(texts),
-        verdict=verdict if len(box) == len(IN_PAPER) else "not run",
+        verdict=verdict if len(ours) == len(IN_PAPER) else "not run",
     )
 
 
