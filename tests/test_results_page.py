@@ -1,5 +1,6 @@
 """A folder of results as a page and as Markdown: all that is in the rows, and nothing that they could smuggle in."""
 
+import random
 import re
 import shutil
 import subprocess
@@ -10,12 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pathcond.cli import app
 from pathcond.experiments import document
 from pathcond.experiments.figure import Claim, Row
 from pathcond.experiments.rows import Rows, RowsError
+from pathcond.experiments.selection import described
 from pathcond.experiments.style import panels
 from pathcond.report import results
 
@@ -136,6 +140,16 @@ def test_runs_that_are_missing_are_counted(folder: Path) -> None:
     assert third.made is not None
     assert first.made.runs == "3 runs of the preset smoke, smaller than the paper's"
     assert third.made.runs == "2 of 3 runs of the preset smoke, smaller than the paper's"
+    assert (first.made.left, third.made.left) == ("", "seed=2")
+
+
+@given(st.sets(st.tuples(st.integers(0, 2), st.sampled_from("ab"), st.integers(0, 2)), min_size=1), st.randoms())
+def test_missing_runs_are_described_by_what_selects_them(every: set[tuple[int, str, int]], chance: random.Random) -> None:
+    jobs = [{"depth": depth, "method": method, "seed": seed, "batch": 128} for depth, method, seed in sorted(every)]
+    some = chance.sample(jobs, chance.randint(1, len(jobs)))
+    said = [dict(setting.split("=") for setting in part.split()) for part in described(some, jobs).split("; ")]
+    selected = [job for job in jobs if any(all(str(job[key]) in only[key].split(",") for key in only) for only in said)]
+    assert selected == [job for job in jobs if job in some]
 
 
 def test_text_of_rows_is_only_text(folder: Path) -> None:

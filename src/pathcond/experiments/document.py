@@ -64,7 +64,8 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
     yield _table(("paper", "measured", "verdict"), claims)
     if figure.made:
         facts = "; ".join(f"{key}: {value}" for key, value in figure.made.facts.items())
-        yield f"`{figure.name}` ({_text(figure.labels)}), {_text(figure.made.runs)}. {_text(facts)}.\n"
+        left = f" Not run: {_text(figure.made.left)}." if figure.made.left else ""
+        yield f"`{figure.name}` ({_text(figure.labels)}), {_text(figure.made.runs)}.{left} {_text(facts)}.\n"
         yield "".join(f"    {line}\n" for command in figure.made.commands for line in command.splitlines())
 
 

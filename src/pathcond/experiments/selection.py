@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .figure import Row
+from .figure import Job, Row
 
 
 def where(rows: Iterable[Row], **settings: Any) -> list[Row]:
@@ -22,6 +22,37 @@ def where(rows: Iterable[Row], **settings: Any) -> list[Row]:
 def settings_of(rows: Iterable[Row], key: str) -> list[Any]:
     """The distinct values of one setting, in ascending order."""
     return sorted({row.job[key] for row in rows})
+
+
+def described(some: Sequence[Job], jobs: Sequence[Job]) -> str:
+    """Which of the jobs some of them are, in few words: what ``--only`` would have to say.
+
+    >>> jobs = [{"rate": rate, "seed": seed} for rate in (1, 2, 3) for seed in (0, 1)]
+    >>> described([job for job in jobs if job["rate"] > 1 and job["seed"] or job["rate"] == 1], jobs)
+    'rate=1; seed=1'
+    """
+    keys = [key for key in dict.fromkeys(key for job in jobs for key in job) if len({str(job.get(key)) for job in jobs}) > 1]
+    parts = [{key: {str(job.get(key)): None} for key in keys} for job in some]  # dict for a set that keeps its order
+    for merged in sorted(keys, key=lambda key: key != "seed"):
+        by_rest: dict[str, dict[str, dict[str, None]]] = {}
+        for part in parts:
+            rest = json.dumps({key: sorted(values) for key, values in part.items() if key != merged})
+            kept = by_rest.setdefault(rest, part)
+            kept[merged] = kept[merged] | part[merged]
+        parts = list(by_rest.values())
+    chosen = [job for job in jobs if job in some]
+    found = dict.fromkeys(_shortest(part, jobs, chosen) for part in parts)
+    return "; ".join(found)
+
+
+def _shortest(part: Mapping[str, Iterable[str]], jobs: Sequence[Job], chosen: Sequence[Job]) -> str:
+    """A part without the settings that say nothing: jobs that have the others are all among the chosen ones."""
+    left = {key: set(values) for key, values in part.items()}
+    for key in sorted(left, key=lambda key: all(job.get(key) is not None for job in jobs)):  # those first that only some have
+        others = {other: values for other, values in left.items() if other != key}
+        if all(job in chosen for job in jobs if all(str(job.get(other)) in values for other, values in others.items())):
+            left = others
+    return " ".join(f"{key}={','.join(value for value in part[key] if value in values)}" for key, values in left.items())
 
 
 def matched(rows: Iterable[Row], *methods: str) -> list[tuple[Row, ...]]:

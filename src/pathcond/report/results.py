@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from ..experiments import FIGURES, load
 from ..experiments.figure import PRESETS, Claim, Figure, Preset, Row, Verdict
 from ..experiments.rows import Rows, RowsError
+from ..experiments.selection import described
 from ..experiments.style import drawings, save
 from ..experiments.sweep import Sweep, readable
 from .page import rendered
@@ -30,11 +31,13 @@ class Made:
 
     Attributes:
         runs: How many there are, and of how many.
+        left: Which are not there, by their settings; empty if all are.
         commands: That made them.
         facts: What is known besides, each with its distinct values: devices, versions, days.
     """
 
     runs: str
+    left: str
     commands: tuple[str, ...]
     facts: dict[str, str]
 
@@ -147,8 +150,8 @@ def _read(figure: Figure, sweep: Sweep, known: dict[str, Any]) -> Reproduction:
 
 
 def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
-    missing = len(sweep.missing)
-    count = f"{len(rows):,} of {len(rows) + missing:,}" if missing else f"{len(rows):,}"
+    missing = sweep.missing
+    count = f"{len(rows):,} of {len(rows) + len(missing):,}" if missing else f"{len(rows):,}"
     origins = [row.origin for row in rows]
     keys = dict.fromkeys(key for origin in origins for key in origin if key not in ("command", "date", "seconds", *VERSIONS))
     facts = {str(key): ", ".join(_distinct(origins, key)) for key in sorted(keys, key=lambda key: key != "device")}
@@ -160,8 +163,9 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
     facts |= {"time of all runs": _duration(sum(seconds))} if seconds else {}
     smaller = "" if sweep.preset == "paper" else ", smaller than the paper's"
     return Made(
-        runs=f"{count} runs of the preset {sweep.preset}{smaller}", commands=tuple(_distinct(origins, "command")), facts=facts
-    )
+        runs=f"{count} runs of the preset {sweep.preset}{smaller}", left=described(missing, sweep.jobs),
+        commands=tuple(_distinct(origins, "command")), facts=facts,
+    )  # fmt: skip
 
 
 def _distinct(origins: Sequence[dict[str, Any]], key: str) -> list[str]:
