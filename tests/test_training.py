@@ -272,7 +272,7 @@ def test_mlps_learn_sooner_where_the_paper_says(rows: dict[Figure, list[Row]]) -
         assert all(of[method] > of["baseline"] + 0.05 for method in ("paper", "paper-exact", "default"))
         assert of["enorm"] == pytest.approx(of["baseline"], abs=0.05)
         assert of["teleport"] == pytest.approx(of["default"], abs=0.1)
-    gains = mlp_depth.gains_by_rate(found, "default")
+    gains = mlp_depth.gains_by(found, "learning_rate", "default")
     assert gains[1e-1] < gains[1e-3] / 2
 
 
