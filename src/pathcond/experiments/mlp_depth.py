@@ -260,7 +260,7 @@ def _strongest(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
         return Claim(paper=text, measured="", verdict="not run")
     most = known[3].times >= max(found.times for found in known.values())
     gains = all(found.times > 1 for found in known.values())
-    points = ", ".join(f"{gain:+.1f} at {depth}" for depth, gain in gains_by(rows, "depth", "paper").items())
+    points = _points(gains_by(rows, "depth", "paper"))
     measured = f"as in the paper {_told(paper)}; points of training accuracy above the baseline, mean over epochs: {points}"
     return Claim(paper=text, measured=measured, verdict="reproduced" if most and gains else "not reproduced")
 
@@ -284,10 +284,7 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
     low, high = ([gain for rate, gain in gains["paper"].items() if (rate <= RATE) == is_low] for is_low in (True, False))
     if not low or not high:
         return [Claim(paper=text, measured="", verdict="not run") for text in (small, large)]
-    told = "; ".join(
-        f"{METHODS[method].title}: " + ", ".join(f"{gain:+.1f} at {rate:g}" for rate, gain in by_rate.items())
-        for method, by_rate in gains.items()
-    )
+    told = "; ".join(f"{METHODS[method].title}: {_points(by_rate)}" for method, by_rate in gains.items())
     seeds = ", ".join(
         f"{seeds_of(matched(where(rows, learning_rate=rate), 'baseline', 'paper'))} at {rate:g}" for rate in gains["paper"]
     )
@@ -304,9 +301,8 @@ def _generalizes(rows: Sequence[Row]) -> Claim:
     paper, ours = (gains_by(rows, "depth", method, of=_best_test) for method in ("paper", "default"))
     if not paper:
         return Claim(paper=text, measured="", verdict="not run")
-    told = [", ".join(f"{gain:+.1f} at {depth}" for depth, gain in found.items()) or "not run" for found in (paper, ours)]
     measured = (
-        f"points of best test accuracy above the baseline, as in the paper {told[0]}; default {told[1]} "
+        f"points of best test accuracy above the baseline, as in the paper {_points(paper)}; default {_points(ours)} "
         f"({seeds_of(matched(rows, 'baseline', 'paper'))})"
     )
     verdict: Verdict = "reproduced" if min(paper.values()) >= -0.5 else "not reproduced"
@@ -331,6 +327,10 @@ def gains_by(rows: Sequence[Row], setting: str, method: str, of: Callable[[Row],
         if pairs:
             found[value] = 100 * mean([of(ours) - of(baseline) for baseline, ours in pairs])
     return found
+
+
+def _points(gains: dict[float, float]) -> str:
+    return ", ".join(f"{gain:+.1f} at {setting:g}" for setting, gain in gains.items()) or "not run"
 
 
 def _told(by_depth: dict[int, Speedup]) -> str:

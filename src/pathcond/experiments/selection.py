@@ -40,17 +40,15 @@ def described(some: Sequence[Job], jobs: Sequence[Job]) -> str:
             kept = by_rest.setdefault(rest, part)
             kept[merged] = kept[merged] | part[merged]
         parts = list(by_rest.values())
-    chosen = [job for job in jobs if job in some]
-    found = dict.fromkeys(_shortest(part, jobs, chosen) for part in parts)
-    return "; ".join(found)
+    return "; ".join(dict.fromkeys(_shortest(part, some, jobs) for part in parts))
 
 
-def _shortest(part: Mapping[str, Iterable[str]], jobs: Sequence[Job], chosen: Sequence[Job]) -> str:
-    """A part without the settings that say nothing: jobs that have the others are all among the chosen ones."""
+def _shortest(part: Mapping[str, Iterable[str]], some: Sequence[Job], jobs: Sequence[Job]) -> str:
+    """A part without the settings that say nothing: where all jobs with the other settings are among those that are meant."""
     left = {key: set(values) for key, values in part.items()}
     for key in sorted(left, key=lambda key: all(job.get(key) is not None for job in jobs)):  # those first that only some have
         others = {other: values for other, values in left.items() if other != key}
-        if all(job in chosen for job in jobs if all(str(job.get(other)) in values for other, values in others.items())):
+        if all(job in some for job in jobs if all(str(job.get(other)) in values for other, values in others.items())):
             left = others
     return " ".join(f"{key}={','.join(value for value in part[key] if value in values)}" for key, values in left.items())
 
