@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from pathcond import cli
-from pathcond.experiments import engines
+from pathcond.exits import RUNS_FAILED
+from pathcond.experiments import engines, reproduction
 from pathcond.experiments.engines import Advanced, Ended, Finished
 from pathcond.experiments.figure import Place
 from pathcond.experiments.rows import Rows
@@ -30,7 +30,16 @@ from pathcond.experiments.watching import watching
 from . import figure_for_tests
 
 ROOT = Path(__file__).parents[1]
+# This checkout, whichever is installed
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "src")))
 ALL = ["a-0", "a-1", "b-0", "b-1"]
+
+
+class Terminal(StringIO):
+    """As if it were one."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Folder:
@@ -74,8 +83,8 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.setattr(cli, "FIGURES", {"fake": "for tests", "toy": "another"})
-    monkeypatch.setattr(cli, "load", {"fake": figure_for_tests}.__getitem__)
+    monkeypatch.setattr(reproduction, "FIGURES", {"fake": "for tests", "toy": "another"})
+    monkeypatch.setattr(reproduction, "load", {"fake": figure_for_tests}.__getitem__)
     return Folder(tmp_path)
 
 
@@ -83,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 def ray_cluster() -> Iterator[None]:
     import ray
 
-    paths = {"PYTHONPATH": str(ROOT)}
+    paths = {"PYTHONPATH": PATHS}
     ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
     yield
     ray.shutdown()
@@ -124,7 +133,7 @@ class TestEngines:
     def test_an_error_in_one_run_leaves_the_others(self, engine: str, folder: Folder) -> None:
         folder.tell("raise-a-0")
         result = folder.run("--engine", engine, "--workers", 2)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "1 of 4 runs of fake failed" in result.stderr
         assert "method=a, seed=0" in result.stderr
         assert "method=b" not in result.stderr
@@ -141,7 +150,7 @@ class TestEngines:
     def test_a_worker_that_always_dies(self, engine: str, folder: Folder) -> None:
         folder.tell("kill-always-b-1")
         result = folder.run("--engine", engine, "--workers", 1)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "method=b, seed=1\n" in result.stderr
         assert "3 times" in result.stderr
         assert folder.begun() == {"a-0": 1, "b-0": 1, "a-1": 1, "b-1": engines.ATTEMPTS}
@@ -152,7 +161,7 @@ def test_ray_starts_a_cluster_where_none_runs(folder: Folder) -> None:
     """In a process of its own: its output is rows and nothing else, whatever Ray and the runs print."""
     folder.tell("kill-b-1")
     command = [sys.executable, "-m", "tests.figure_for_tests", *folder.arguments, "--engine", "ray", "--workers", "1", "--json"]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": PATHS}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [row["result"]["name"] for row in json.loads(done.stdout)] == ["a-0", "b-0", "a-1", "b-1"]
@@ -208,7 +217,7 @@ class TestOutputs:
         assert origin["command"] == "pathcond reproduce fake --preset smoke --device cpu --seeds 2 --workers 2"
         assert origin["torch"] == torch.__version__
         assert origin["seconds"] >= 0
-        assert origin.keys() == {"command", "device", "torch", "pathcond", "python", "date", "seconds"}
+        assert origin.keys() == {"command", "device", "torch", "pathcond", "python", "date", "seconds", "commit"}
         assert "fake: 4 of 4 runs" in result.stderr
 
     def test_table_claims_and_files(self, folder: Folder) -> None:
@@ -260,11 +269,11 @@ class TestOutputs:
                 raise ImportError("toy needs something")
             return figure_for_tests
 
-        monkeypatch.setattr(cli, "FIGURES", {"toy": "broken", "fake": "for tests"})
-        monkeypatch.setattr(cli, "load", load)
+        monkeypatch.setattr(reproduction, "FIGURES", {"toy": "broken", "fake": "for tests"})
+        monkeypatch.setattr(reproduction, "load", load)
         folder.arguments[1] = "all"
         result = folder.run("--workers", 1)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "toy needs something" in result.stderr
         assert "toy failed" in result.stderr
         assert folder.kept() == ALL
@@ -272,7 +281,7 @@ class TestOutputs:
 
     def test_bars(self) -> None:
         """The bar of all counts runs under way by their share, and no run twice."""
-        with watching("fake", 3, Console(file=StringIO(), force_terminal=True)) as watch:
+        with watching("fake", 3, Terminal()) as watch:
             seen = []
             done = {"job": {}, "result": {}, "origin": {}}
             for event in (
@@ -418,7 +427,7 @@ class TestRefusals:
     def test_a_result_that_is_no_json(self, folder: Folder) -> None:
         folder.tell("tensor-b-1")
         result = folder.run("--workers", 1)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "not JSON serializable" in result.stderr
         assert "method=b, seed=1" in result.stderr
         assert folder.kept() == ["a-0", "a-1", "b-0"]
