@@ -20,8 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from pathcond import cli
-from pathcond.exits import RUNS_FAILED
+from pathcond.exits import RUNS_FAILED, WRONG_USAGE
 from pathcond.experiments import engines, reproduction
+from pathcond.experiments.__main__ import main
 from pathcond.experiments.engines import Advanced, Ended, Finished
 from pathcond.experiments.figure import Place
 from pathcond.experiments.rows import Rows
@@ -308,6 +309,65 @@ def test_a_part_of_the_runs(folder: Folder) -> None:
     assert row.origin["command"].endswith("--only method=b --only seed=1e0 --workers 1")
     folder.run("--workers", 1)
     assert folder.begun() == dict.fromkeys(ALL, 1)
+
+
+class TestPlainFrontEnd:
+    """``python -m pathcond.experiments``, which shares all but the options with ``pathcond``."""
+
+    def test_rows_name_the_command_and_both_go_on_with_them(self, folder: Folder, capsys: pytest.CaptureFixture) -> None:
+        some = ["--only", "method=b", "--seeds", "2", "--workers", "1", "--json"]
+        assert main([*folder.arguments, *some]) == 0
+        shown = capsys.readouterr()
+        rows = json.loads(shown.out)
+        assert [row["result"]["name"] for row in rows] == ["b-0", "b-1"]
+        typed = "reproduce fake --preset smoke --device cpu --seeds 2 --only method=b --workers 1"
+        assert rows[0]["origin"]["command"] == f"python -m pathcond.experiments {typed}"
+        assert "fake: 2 of 2 runs" in shown.err
+        assert folder.run("--workers", 1).exit_code == 0
+        assert main(folder.arguments) == 0
+        assert "reproduced: it gets better (fig:fake)\n    in 4 runs" in capsys.readouterr().out
+        assert folder.begun() == dict.fromkeys(ALL, 1)
+
+    def test_errors_are_sentences(self, folder: Folder, capsys: pytest.CaptureFixture) -> None:
+        folder.tell("raise-a-0")
+        assert main([*folder.arguments, "--workers", "1"]) == RUNS_FAILED
+        assert "1 of 4 runs of fake failed" in capsys.readouterr().err
+        assert main([*folder.arguments, "--device", "gpu"]) == WRONG_USAGE
+        assert "There is no device 'gpu'" in capsys.readouterr().err
+        folder.arguments[1] = "fak"
+        assert main(folder.arguments) == WRONG_USAGE
+        assert "Did you mean 'fake'?" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--workers", "0"], ["--preset", "huge"], ["--seed", "1"]])
+    def test_options(self, folder: Folder, wrong: list[str], capsys: pytest.CaptureFixture) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main([*folder.arguments, *wrong])
+        assert stopped.value.code == WRONG_USAGE
+        assert wrong[0] in capsys.readouterr().err
+
+    def test_the_same_options_as_the_other(self, capsys: pytest.CaptureFixture) -> None:
+        theirs = CliRunner().invoke(cli.app, ["reproduce", "--help"], env={"TERMINAL_WIDTH": "200"}).output
+        with pytest.raises(SystemExit):
+            main(["reproduce", "--help"])
+        ours = capsys.readouterr().out
+        options = [set(re.findall(r"--[a-z]+", re.sub(r"\x1b\[[0-9;]*m", "", text))) for text in (ours, theirs)]
+        assert options[0] == options[1] > {"--only", "--seeds", "--workers"}
+
+    def test_the_list(self, folder: Folder, capsys: pytest.CaptureFixture) -> None:
+        assert main(["reproduce", "--list"]) == 0
+        assert capsys.readouterr().out == "  fake  for tests\n  toy   another\n"
+
+    def test_lines_without_rich(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Runs that are trained together finish together: until then lines say how far they are."""
+        monkeypatch.setitem(sys.modules, "rich", None)
+        monkeypatch.setattr("pathcond.experiments.watching.SILENCE", -1.0)
+        terminal = Terminal()
+        with watching("fake", 4, terminal) as watch:
+            watch(Advanced(task=0, runs=2, share=0.5, text="epoch 5 of 10"))
+            watch(Finished(task=0, job={}, result={}, origin={}))
+        half, one = terminal.getvalue().splitlines()
+        assert half == "fake: 0 of 4 runs, 25% of the work; epoch 5 of 10"
+        assert one == "fake: 1 of 4 runs, 25% of the work"
 
 
 class TestRefusals:

@@ -161,6 +161,7 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
     days = sorted({date[:10] for date in _distinct(origins, "date")})
     seconds = [s for origin in origins if isinstance(s := origin.get("seconds"), int | float)]
     facts |= {"versions": "; ".join(versions)} if versions else {}
+    facts |= {"commit": commits} if (commits := _commits(origins)) else {}
     facts |= {"date": " to ".join(dict.fromkeys((days[0], days[-1])))} if days else {}
     facts |= {"time of all runs": _duration(sum(seconds))} if seconds else {}
     smaller = "" if sweep.preset == "paper" else ", smaller than the paper's"
