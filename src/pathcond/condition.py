@@ -84,15 +84,12 @@ def prepare(
     return Prepared(symmetry=symmetry, sample=capture_sample(model, example_inputs))
 
 
-def _refuse_other_settings(
-    given: Symmetry, normalization: str, approximate: bool, frozen: str
-) -> None:
+def _refuse_other_settings(given: Symmetry, normalization: str, approximate: bool, frozen: str) -> None:
     asked = {"normalization": normalization, "approximate": approximate, "frozen": frozen}
     for name, value in asked.items():
         if getattr(given, name) != value:
             raise ValueError(
-                f"The model was prepared with {name}={getattr(given, name)!r}, not {value!r}: "
-                "pass the same value to both calls"
+                f"The model was prepared with {name}={getattr(given, name)!r}, not {value!r}: pass the same value to both calls"
             )
 
 

@@ -52,11 +52,7 @@ def list_excluded(model: nn.Module, exclude: str | Iterable[str]) -> dict[str, s
     found: dict[str, str] = {}
     unmatched = []
     for pattern in patterns:
-        matched = [
-            first
-            for name, first in names.items()
-            if fnmatchcase(name, pattern) or name.startswith(pattern + ".")
-        ]
+        matched = [first for name, first in names.items() if fnmatchcase(name, pattern) or name.startswith(pattern + ".")]
         found |= {name: f"is excluded by {pattern!r}" for name in matched if name not in found}
         unmatched += [] if matched else [pattern]
     if unmatched:

@@ -27,7 +27,8 @@ logger = logging.getLogger("pathcond")
 NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
 FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
-FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale", "Pooling")  # families that need no input among their operands
+# Families whose rules need no input among their operands.
+FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale", "Pooling")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
 DRAWS = torch.Tag.nondeterministic_seeded

@@ -136,17 +136,11 @@ def _resize(tensor: Tensor, axis: int, size: int) -> Tensor:
     return tensor.index_select(axis, places)
 
 
-def _is_runnable(
-    model: nn.Module, leaves: Sequence[Any], changes: Sequence[tuple[_Axes, int]]
-) -> bool:
+def _is_runnable(model: nn.Module, leaves: Sequence[Any], changes: Sequence[tuple[_Axes, int]]) -> bool:
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     if device in ("cpu", "meta"):
         return device == "cpu"
-    indices = {
-        at
-        for at, leaf in enumerate(leaves)
-        if isinstance(leaf, Tensor) and leaf.dim() and not leaf.dtype.is_floating_point
-    }
+    indices = {at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim() and not leaf.dtype.is_floating_point}
     longer = any(size > axes.size for axes, size in changes)
     cut_with_the_rest = all(indices <= {at for at, _ in axes.places} for axes, _ in changes)
     return not indices or (cut_with_the_rest and not longer)

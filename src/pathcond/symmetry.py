@@ -375,9 +375,7 @@ def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
     return frozen
 
 
-def _assemble(
-    model: nn.Module, examples: tuple[Example, ...], frozen: str, scales: Scales, solved: SolvedScales
-) -> Symmetry:
+def _assemble(model: nn.Module, examples: tuple[Example, ...], frozen: str, scales: Scales, solved: SolvedScales) -> Symmetry:
     scalings, classes = _classes(scales, solved)
     forms = [solved.form_of_class(root) for root in classes]
     free = sorted({unit for form in forms for unit in form})
