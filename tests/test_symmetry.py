@@ -203,10 +203,10 @@ def test_parameters_that_overlap_in_memory_are_frozen() -> None:
     assert symmetry.num_units == 0
 
 
-def test_frozen_parameters_are_scaled_like_any_other() -> None:
+def test_frozen_parameters_are_scaled_like_any_other_if_asked() -> None:
     model, x = network(F.relu)
     model.a.requires_grad_(False)
-    symmetry = pathcond.find_symmetry(model, x)
+    symmetry = pathcond.find_symmetry(model, x, frozen="move")
     assert symmetry.num_units == 4
     pathcond.rescale_(model, symmetry, torch.ones(4))
     assert not model.a.weight.requires_grad
