@@ -21,7 +21,7 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MethodType
@@ -34,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import UnsupportedModelError
+from .interrupts import uninterrupted
 from .sharding import is_sharded
 
 TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -202,7 +203,8 @@ def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
 def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Run the body with some parameters and buffers replaced, by identity: all names of a tied tensor at once.
 
-    torch.func.functional_call is no alternative: of a module that is used under two names it leaves the replacement behind.
+    To be used inside ``uninterrupted``. torch.func.functional_call is no alternative: of a module that is used under two names it
+    leaves the replacement behind.
     """
     places = [
         (f"{prefix}.{name}" if prefix else name, table, name, tensor)
@@ -218,8 +220,16 @@ def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
             table[name] = replacements[id(tensor)]  # type: ignore[index]
         yield
     finally:
-        for table, name, tensor in saved:
-            table[name] = tensor  # type: ignore[index]
+        try:
+            _put_back(saved)
+        except BaseException:  # raised into this thread by another one, which no signal mask prevents
+            _put_back(saved)
+            raise
+
+
+def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
+    for table, name, tensor in saved:
+        table[name] = tensor
 
 
 def require_supported(model: nn.Module, *, sharded: bool = False) -> None:
@@ -269,7 +279,14 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
     args, kwargs = as_call(example_inputs)
     if any(parameter.is_meta for parameter in model.parameters()):
         args, kwargs = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, (args, kwargs))
-    with untouched(model, training=training), warnings.catch_warnings(), _quiet_export(), _momentum_as_number(model):
+    # Ctrl-C waits for the whole of it: an export that is stopped half way leaves torch unable to export anything else.
+    with (
+        uninterrupted(),
+        untouched(model, training=training),
+        warnings.catch_warnings(),
+        _quiet_export(),
+        _momentum_as_number(model),
+    ):
         warnings.simplefilter("ignore")
         try:
             try:

@@ -35,6 +35,7 @@ from .energies import PathSum
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .errors import EnergyRangeError, UnsupportedModelError
 from .graph import Graph, Node, as_call, canonical_names, capture, untouched, unwrap
+from .interrupts import interruptible, uninterrupted
 from .outputs import split_samples
 from .ranks import Ranks
 from .sharding import gathered, is_sharded, local, sharded_like
@@ -283,11 +284,13 @@ class _Walk:
             normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
+            stack.enter_context(uninterrupted())
             stack.enter_context(untouched(self.model, training=False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(received is not None))
             if self.ranks.sharded:
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(regathered.pack, regathered.unpack))
+            stack.enter_context(interruptible())
             try:
                 return walk.run()
             except MissingValueError:

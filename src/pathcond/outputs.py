@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .graph import as_call, fresh_call, replaced, untouched
+from .interrupts import interruptible, uninterrupted
 from .sharding import computes_in, reshard
 
 
@@ -25,9 +26,16 @@ def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Ten
     """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
     args, kwargs = fresh_call(model, example_inputs)
     buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
-    with untouched(model, training=training), replaced(model, values | buffers), torch.no_grad(), _full_precision():
+    with (
+        uninterrupted(),
+        untouched(model, training=training),
+        replaced(model, values | buffers),
+        torch.no_grad(),
+        _full_precision(),
+    ):
         try:
-            outputs = model(*args, **kwargs)
+            with interruptible():
+                outputs = model(*args, **kwargs)
         finally:
             reshard(model)
     return [out for out in _tensors(outputs) if out.dtype.is_floating_point]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 from .errors import MismatchError, RescalingError, TrainChangeError
 from .factor import Factor, exp
 from .graph import unwrap
+from .interrupts import uninterrupted
 from .memory import is_writable, overlapping
 from .moves import Move, Setting, largest, refused
 from .optimizer_state import Optimizers, Transport, listed, transport
@@ -96,7 +95,7 @@ def rescale_(
     start = time.perf_counter()
     ranks, model = Ranks.of(model, group), unwrap(model)
     change_eval = change_train = None
-    with torch.no_grad():
+    with uninterrupted(), torch.no_grad():
         with ranks.together():
             copies = listed_copies(copies)
             rounded = is_low_precision(model, copies) if round_to_power_of_two is None else round_to_power_of_two
@@ -106,8 +105,7 @@ def rescale_(
         if verify:
             with ranks.together():
                 change_eval, change_train = _verify(model, symmetry, plan, ranks, tolerance, train_tolerance)
-        with _uninterrupted():
-            plan.write()  # from here on no process waits for another
+        plan.write()  # from here on no process waits for another
     if plan.transport.reset_names:
         names = plan.transport.reset_names
         message = f"The optimizer state of {len(names)} parameters cannot be moved and starts anew: {', '.join(names[:3])} ..."
@@ -150,8 +148,15 @@ class _Plan:
                 self.tensors[name].copy_(value)
             yield
         finally:
-            for name, value in saved.items():
-                self.tensors[name].copy_(value)
+            try:
+                self._put_back(saved)
+            except BaseException:  # raised into this thread by another one, which no signal mask prevents
+                self._put_back(saved)
+                raise
+
+    def _put_back(self, saved: dict[str, Tensor]) -> None:
+        for name, value in saved.items():
+            self.tensors[name].copy_(value)
 
     def write(self) -> None:
         for name, factor in self.factors.items():
@@ -167,23 +172,6 @@ class _Plan:
             setting.tensor.copy_(setting.value)
         for reset in self.transport.resets:
             reset()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C until the body is done: half of a rescaling is another model."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or handler is None:  # not ours to change
-        yield
-        return
-    pressed: list[tuple[Any, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if pressed and callable(handler):
-        handler(*pressed[0])
 
 
 def listed_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .condition import Prepared, condition_, prepare
 from .errors import EnergyRangeError, MismatchError, RescalingError
 from .graph import require_supported, unwrap
+from .interrupts import interruptible, uninterrupted
 from .optimizer_state import Optimizers, listed, with_inner
 from .outputs import example_outputs
 from .ranks import Ranks, refuse_unclear
@@ -182,7 +183,7 @@ class Teleportation:
                 "are. Teleport between steps: schedule=lambda step: False, and handle.now() after backward()."
             )
         try:
-            with _one_thread(self._model):
+            with uninterrupted(), _one_thread(self._model), interruptible():
                 report = condition_(self._model, self._prepared, **self._options)
         except MismatchError:
             raise
