@@ -28,6 +28,7 @@ from .solvers import DEFAULT, Solution, Solver
 from .solvers.rounding import to_powers_of_two
 from .solvers.solver import refuse_other_than_solver
 from .symmetry import SAFE_EPSILON_SHARE, Normalization, Symmetry, find_symmetry
+from .usable import refuse_unusable_weights
 
 logger = logging.getLogger("pathcond")
 
@@ -140,6 +141,7 @@ def condition_(
     with ranks.together(), stages("symmetry"):
         prepared = prepare(model, example_inputs, normalization=normalization, approximate=approximate)
         symmetry = prepared.symmetry
+        refuse_unusable_weights(unwrap(model))
     with ranks.together(), stages("energy"):
         needed = (solver.needs_energy or describe) and ranks.computes
         g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate) if needed else {}

@@ -39,6 +39,7 @@ from .interrupts import interruptible, uninterrupted
 from .outputs import split_samples
 from .ranks import Ranks
 from .sharding import gathered, is_sharded, local, sharded_like
+from .usable import unusable_weights
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -299,9 +300,9 @@ class _Walk:
 
     def explain_overflow(self, p: float) -> None:
         """Find the first layer whose energy is not finite."""
-        bad = [name for name, parameter in self.parameters.items() if not bool(gathered(parameter).isfinite().all())]
+        bad = unusable_weights(self.model)
         if bad:
-            raise EnergyRangeError(f"Parameter {bad[0]} holds values that are not finite.")
+            raise EnergyRangeError("Path energies cannot be computed:\n  - " + "\n  - ".join(bad))
 
         def watch(node: Node, paths: PathSum) -> None:
             if not bool(paths.power.isfinite().all()):

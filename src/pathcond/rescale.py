@@ -24,11 +24,12 @@ from .graph import unwrap
 from .interrupts import uninterrupted
 from .memory import is_writable, overlapping
 from .moves import Move, Setting, largest, refused
-from .optimizer_state import Optimizers, Transport, listed, transport
+from .optimizer_state import Optimizers, Transport, listed, require_own, transport
 from .outputs import default_tolerance, example_outputs, output_change
 from .ranks import Ranks
 from .sharding import computes_in, has_unreduced_gradients, is_sharded, local
 from .symmetry import Symmetry, fingerprint, scaled_variance
+from .usable import negative_variances
 from .values import Scaling
 
 logger = logging.getLogger("pathcond")
@@ -224,6 +225,7 @@ def _plan(
         Setting(f"{name} of a copy", other[name].detach(), _moved_variance(other[name], symmetry.scalings[name], t))
         for other in others for name in variances if name in other
     ]  # fmt: skip
+    _say_what_no_optimizer_holds(require_own(optimizers, model, copies), scaled)
     moved = transport(optimizers, optimizer_state, scaled)
     moves += moved.moves
     problems = refused(moves)
@@ -232,6 +234,16 @@ def _plan(
     problems += [f"{one} and {other} share memory: only one of them may be passed" for one, other in overlapping(written)]
     _raise(problems)
     return _Plan(tensors=tensors, factors=factors, values=values | variances, moves=moves, settings=settings, transport=moved)
+
+
+def _say_what_no_optimizer_holds(held: dict[int, Tensor], scaled: list[tuple[str, Tensor, Factor]]) -> None:
+    """Frozen parameters, or those of an optimizer that was not passed: their state would not move along."""
+    outside = dict.fromkeys(name for name, _, _ in scaled)
+    for name, tensor, _ in scaled:
+        if id(tensor) in held:
+            outside.pop(name, None)
+    if held and outside:
+        logger.info("%d rescaled parameters are in no optimizer: %s ...", len(outside), ", ".join(list(outside)[:3]))
 
 
 def _tensors_of(copy: nn.Module | Mapping[str, Tensor], named: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
@@ -276,7 +288,7 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
             f"{type(model).__name__} has changed since its Symmetry was found (modules, shapes, dtypes or tied weights "
             "differ): call find_symmetry again."
         )
-    problems = []
+    problems = negative_variances(model)
     if has_unreduced_gradients(model):
         problems.append("gradients of fully_shard wait to be summed over the processes: rescale after the step, or zero_grad()")
     checked = symmetry._checked(log_scales)
@@ -382,17 +394,23 @@ def _verify(
     in_eval, in_train = changes
     if not in_eval <= limit:
         _raise([
-            f"the eval output would change by {in_eval:.3g} (relative), above the tolerance of {limit:.3g}: either rounding "
+            _unrepeatable(model, symmetry, ranks, training=False, limit=limit)
+            or f"the eval output would change by {in_eval:.3g} (relative), above the tolerance of {limit:.3g}: either rounding "
             "(extreme log-scales, low precision; pass a larger tolerance) or a dependence that the captured graph does not "
             "show (hooks, global state, a model that draws random numbers in eval mode)"
         ])  # fmt: skip
     why = _why_train_differs(symmetry)
     if train_tolerance is not None and not in_train <= train_tolerance:
+        unrepeatable = _unrepeatable(model, symmetry, ranks, training=True, limit=train_tolerance)
+        if unrepeatable:  # no other scales would help
+            _raise([unrepeatable])
         raise TrainChangeError(
             f"The model was not changed, because its train output would change by {in_train:.3g} (relative), above the "
             f"train_tolerance of {train_tolerance:.3g}: {why}"
         )
     if in_train > TRAIN_CHANGE_WORTH_SAYING:
+        limit = TRAIN_CHANGE_WORTH_SAYING
+        why = _unrepeatable(model, symmetry, ranks, training=True, limit=limit) or why
         logger.warning("The train-mode output changes by %.3g (relative): %s.", in_train, why)
     return in_eval, in_train
 
@@ -405,4 +423,19 @@ def _why_train_differs(symmetry: Symmetry) -> str:
     return (
         "some scales in front of a norm are small against its ε (symmetry.log_scale_bounds(model) gives the safe range), or the "
         "model draws random numbers from a generator of its own"
+    )
+
+
+def _unrepeatable(model: nn.Module, symmetry: Symmetry, ranks: Ranks, *, training: bool, limit: float) -> str:
+    """A sentence on outputs that change from run to run, whatever the weights; empty if they do not."""
+    if not ranks.alone:  # others would wait for this process if it ran the model more often than they do
+        return ""
+    one, other = (example_outputs(model, symmetry.example_inputs, {}, training=training) for _ in range(2))
+    change = output_change(one, other)
+    if change <= limit:
+        return ""
+    return (
+        f"two runs on the same batch with the same weights differ by {change:.3g} (relative) in {'train' if training else 'eval'} "
+        "mode: the model draws random numbers from a generator of its own, or keeps state from call to call, so a rescaling cannot "
+        "be verified there; let it draw from torch's own generator"
     )
