@@ -57,7 +57,9 @@ class Interrupt:
         if event == "opcode":
             self.steps += 1
             if self.at is None:
-                self.by_line.setdefault((frame.f_code.co_filename, frame.f_lineno or 0), []).append(self.steps)
+                self.by_line.setdefault((frame.f_code.co_filename, frame.f_lineno or 0), []).append(
+                    self.steps
+                )
             if self.steps == self.at:
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
@@ -69,7 +71,11 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.second = nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)
+        self.first, self.norm, self.second = (
+            nn.Linear(3, 4),
+            nn.BatchNorm1d(4, momentum=None),
+            nn.Linear(4, 4),
+        )
         self.again, self.last = self.second, nn.Linear(4, 2)
         self.bias = self.last.bias
 
@@ -98,18 +104,27 @@ class Trained:
         tables = [("model", dict(self.model.state_dict(keep_vars=True)))]
         tables += [("grad", {name: p.grad for name, p in self.model.named_parameters()})]
         tables += [(f"state {i}", state) for i, state in enumerate(self.optimizer.state.values())]
-        return {f"{title} {name}": t for title, table in tables for name, t in table.items() if isinstance(t, Tensor)}
+        return {
+            f"{title} {name}": t
+            for title, table in tables
+            for name, t in table.items()
+            if isinstance(t, Tensor)
+        }
 
     def snapshot(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
     def identities(self) -> list[Any]:
-        tables = [table for m in self.model.modules() for table in (m._parameters, m._buffers, m._modules)]
+        tables = [
+            table for m in self.model.modules() for table in (m._parameters, m._buffers, m._modules)
+        ]
         return [(id(table), [(name, id(held)) for name, held in table.items()]) for table in tables]
 
     def is_as_in(self, snapshot: dict[str, Tensor]) -> bool:
         now = self.tensors()
-        return now.keys() == snapshot.keys() and all(torch.equal(now[name], value) for name, value in snapshot.items())
+        return now.keys() == snapshot.keys() and all(
+            torch.equal(now[name], value) for name, value in snapshot.items()
+        )
 
     def back_to_old(self) -> None:
         with torch.no_grad():
@@ -136,7 +151,9 @@ def surroundings(trained: Trained) -> list[Any]:
     ]
 
 
-def interrupt_everywhere(trained: Trained, call: Callable[[], object], points: int) -> tuple[int, int]:
+def interrupt_everywhere(
+    trained: Trained, call: Callable[[], object], points: int
+) -> tuple[int, int]:
     """Interrupt ``call`` at so many lines, each at one of its steps, and look each time at what it leaves behind.
 
     Returns:
@@ -158,7 +175,9 @@ def interrupt_everywhere(trained: Trained, call: Callable[[], object], points: i
             call()
         assert surroundings(trained) == around, f"interrupted at {line}, step {at}"
         is_new = not trained.is_as_in(trained.old)
-        assert not is_new or trained.is_as_in(new), f"half of a rescaling, interrupted at {line}, step {at}"
+        assert not is_new or trained.is_as_in(new), (
+            f"half of a rescaling, interrupted at {line}, step {at}"
+        )
         found[is_new] += 1
         trained.back_to_old()
     return found[0], found[1]
@@ -172,7 +191,9 @@ def trained() -> Trained:
 def test_conditioning_is_whole_or_not_at_all(trained: Trained) -> None:
     prepared = pathcond.prepare(trained.model, trained.inputs)
     old, new = interrupt_everywhere(
-        trained, lambda: pathcond.condition_(trained.model, prepared, optimizer=trained.optimizer), points=200
+        trained,
+        lambda: pathcond.condition_(trained.model, prepared, optimizer=trained.optimizer),
+        points=200,
     )
     assert old > 0
     assert new > 0
@@ -182,22 +203,31 @@ def test_rescaling_is_whole_or_not_at_all(trained: Trained) -> None:
     symmetry = pathcond.find_symmetry(trained.model, trained.inputs)
     scales = torch.linspace(-0.5, 0.5, symmetry.num_units)
     old, new = interrupt_everywhere(
-        trained, lambda: pathcond.rescale_(trained.model, symmetry, scales, optimizer=trained.optimizer), points=320
+        trained,
+        lambda: pathcond.rescale_(trained.model, symmetry, scales, optimizer=trained.optimizer),
+        points=320,
     )
     assert old > 0
     assert new > 0
 
 
 def test_capture_leaves_everything_as_it_was(trained: Trained) -> None:
-    assert interrupt_everywhere(trained, lambda: pathcond.prepare(trained.model, trained.inputs), points=20) == (20, 0)
+    assert interrupt_everywhere(
+        trained, lambda: pathcond.prepare(trained.model, trained.inputs), points=20
+    ) == (20, 0)
 
 
 def test_measuring_leaves_everything_as_it_was(trained: Trained) -> None:
     sample = pathcond.prepare(trained.model, trained.inputs).sample
-    assert interrupt_everywhere(trained, lambda: diag_g(trained.model, sample), points=60) == (60, 0)
+    assert interrupt_everywhere(trained, lambda: diag_g(trained.model, sample), points=60) == (
+        60,
+        0,
+    )
 
 
-def test_the_loop_that_puts_weights_back_finishes_whatever_is_raised_in_it(trained: Trained) -> None:
+def test_the_loop_that_puts_weights_back_finishes_whatever_is_raised_in_it(
+    trained: Trained,
+) -> None:
     """As another thread may raise (PyThreadState_SetAsyncExc), which cannot be put off: at every line of that loop."""
     prepared = pathcond.prepare(trained.model, trained.inputs)
     for lines in range(1, 30, 4):

@@ -24,7 +24,9 @@ def refuse_special(path: Path) -> None:
     if path.is_dir():
         raise SpecialFileError(f"{path} is a folder: name a file.")
     if path.exists() and not path.is_file():
-        raise SpecialFileError(f"{path} is a device, a pipe or a socket, which a file may not replace: name a file.")
+        raise SpecialFileError(
+            f"{path} is a device, a pipe or a socket, which a file may not replace: name a file."
+        )
 
 
 @contextmanager

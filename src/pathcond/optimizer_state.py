@@ -169,7 +169,7 @@ def require_own(
         its = {id(parameter): parameter for group in groups for parameter in group["params"]}
         if own and own.isdisjoint(its):
             raise MismatchError(
-                f"The model was not changed, because the optimizer {type(optimizer).__name__} holds none of its parameters. "
+                f"The optimizer {type(optimizer).__name__} holds none of the model's parameters; nothing was changed. "
                 "Pass the one that trains this model; if it trains float32 masters, pass them by name: "
                 "copies=[{name: master, ...}]."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,9 +16,14 @@ from .interrupts import interruptible, uninterrupted
 from .sharding import computes_in, reshard
 
 
-def default_tolerance(model: nn.Module) -> float:
-    """√eps of the least precise parameter: far above rounding, far below a wrong symmetry."""
-    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model) or {torch.float32}
+def default_tolerance(model: nn.Module, computed_in: Iterable[torch.dtype] = ()) -> float:
+    """√eps of the least precise type: far above rounding, far below a wrong symmetry.
+
+    Args:
+        model: Its parameters' types count, and those that ``fully_shard`` runs it in.
+        computed_in: Further types that outputs pass through, such as those of ``torch.autocast`` inside forward.
+    """
+    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model) | {*computed_in} or {torch.float32}
     return max(math.sqrt(torch.finfo(dtype).eps) for dtype in types)
 
 

@@ -81,9 +81,10 @@ def rescale_(
         copies: Averages of the model (AveragedModel, EMA) and float32 masters of its parameters, to be scaled along: modules of the
             same architecture, or tensors by parameter name. Masters' gradients and optimizer state move too.
         round_to_power_of_two: Round every λ to a power of two, which makes the multiplication exact. Default:
-            only for models with float16 or bfloat16 parameters.
+            only for models that have float16 or bfloat16 parameters, or compute in these types.
         verify: Run the example batch through the rescaled weights before the first write.
-        tolerance: Largest relative change of an eval output; default √eps of the least precise parameter.
+        tolerance: Largest relative change of an eval output; default √eps of the least precise type that
+            parameters have or outputs pass through.
         train_tolerance: Largest relative change of a train output; by default it is only reported.
         group: The processes that hold copies of a model that is not wrapped; by default those of its wrapper.
 
@@ -99,7 +100,7 @@ def rescale_(
     with uninterrupted(), torch.no_grad():
         with ranks.together():
             copies = listed_copies(copies)
-            rounded = is_low_precision(model, copies) if round_to_power_of_two is None else round_to_power_of_two
+            rounded = is_low_precision(model, symmetry, copies) if round_to_power_of_two is None else round_to_power_of_two
             plan = _plan(model, symmetry, log_scales, rounded, verify, listed(optimizer), optimizer_state, copies)
         ranks.same("log-scales", {"log_scales": torch.as_tensor(log_scales)})
         ranks.same("parameters", {} if ranks.alone else {n: p for n, p in model.named_parameters() if not is_sharded(p)})
@@ -186,10 +187,13 @@ def listed_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
     return found
 
 
-def is_low_precision(model: nn.Module, copies: Iterable[nn.Module | Mapping[str, Tensor]] = ()) -> bool:
-    """Whether factors are powers of two by default: some weights have so few digits that any other factor costs one."""
+def is_low_precision(model: nn.Module, symmetry: Symmetry, copies: Iterable[nn.Module | Mapping[str, Tensor]] = ()) -> bool:
+    """Whether factors are powers of two by default: some weights, or what is computed from them, have so few digits that any
+    other factor costs one.
+    """
     held = [copy.parameters() if isinstance(copy, nn.Module) else copy.values() for copy in copies]
-    types = {tensor.dtype for tensors in [model.parameters(), *held] for tensor in tensors} | computes_in(model)
+    types = {tensor.dtype for tensors in [model.parameters(), *held] for tensor in tensors}
+    types |= computes_in(model) | symmetry.computed_in
     return not types.isdisjoint((torch.float16, torch.bfloat16))
 
 
@@ -381,7 +385,7 @@ def _verify(
     model: nn.Module, symmetry: Symmetry, plan: _Plan, ranks: Ranks, tolerance: float | None, train_tolerance: float | None
 ) -> tuple[float, float]:
     """Relative change of the outputs in eval and train mode if the plan were written."""
-    limit = tolerance if tolerance is not None else default_tolerance(model)
+    limit = tolerance if tolerance is not None else default_tolerance(model, symmetry.computed_in)
     changes = []
     for training in (False, True):
         before = example_outputs(model, symmetry.example_inputs, {}, training=training)

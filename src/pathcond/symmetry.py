@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -29,6 +29,7 @@ from .factor import exp
 from .graph import Graph, Node, canonical_names, capture, unwrap
 from .labels import FIXED
 from .memory import overlapping
+from .precision import types_behind
 from .propagation import Propagation
 from .scales import UNSET, Scales
 from .sharding import original_class
@@ -123,6 +124,7 @@ class Symmetry:
         approximate: Whether smooth activations and the fronts of norms without statistics take part.
         model_name: Class of the model.
         uncounted: Parameters that the criterion leaves out: under "paper", those of BatchNorms.
+        computed_in: Floating-point types that values take between a rescaled parameter and an output.
     """
 
     num_units: int
@@ -138,6 +140,7 @@ class Symmetry:
     combination: Combination = field(repr=False)
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     variances: dict[str, Tensor] = field(repr=False)
+    computed_in: frozenset[torch.dtype] = field(repr=False, default=frozenset())
 
     def class_log_scales(self, log_scales: Tensor) -> Tensor:
         """t of every class of equal log-scales, (num_classes,) float64, from the units' (num_units,)."""
@@ -267,7 +270,9 @@ def symmetry_of(
     )
     for graph in graphs:
         scales.run(graph)
-    return _assemble(model, example_inputs, scales, scales.equations.solve())
+    symmetry = _assemble(model, example_inputs, scales, scales.equations.solve())
+    rescaled = [name for name, scaling in symmetry.scalings.items() if bool((scaling.plus != scaling.minus).any())]
+    return replace(symmetry, computed_in=types_behind(graphs, rescaled))
 
 
 def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tensor:
