@@ -26,9 +26,7 @@ VERBS: dict[str, Callable[[Any, Any], object]] = {
     "prepare": prepare,
     "condition_": condition_,
     "diag_g": diag_g,
-    "teleport": lambda model, batch: pathcond.teleport(
-        torch.optim.SGD(model.parameters()), model, batch
-    ),
+    "teleport": lambda model, batch: pathcond.teleport(torch.optim.SGD(model.parameters()), model, batch),
 }
 
 
@@ -60,9 +58,7 @@ def test_batches(verb: str, batch: Any, message: str) -> None:
 
 
 def test_a_batch_of_fewer_digits_than_the_model() -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=r"float32 and the model's parameters are torch.float64"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"float32 and the model's parameters are torch.float64"):
         find_symmetry(network().double(), torch.randn(6, 3))
 
 
@@ -93,9 +89,7 @@ def test_what_is_no_module(verb: str) -> None:
     if verb != "teleport":
         with pytest.raises(TypeError, match=r"The model is a dict: pass a torch.nn.Module"):
             VERBS[verb](network().state_dict().copy(), torch.randn(6, 3))
-        with pytest.raises(
-            TypeError, match="The model is the class Linear, not one of its instances"
-        ):
+        with pytest.raises(TypeError, match="The model is the class Linear, not one of its instances"):
             VERBS[verb](nn.Linear, torch.randn(6, 3))
     else:
         optimizer = torch.optim.SGD(network().parameters())

@@ -1,4 +1,4 @@
-"""Files that the command line writes: there as a whole or not at all, and never in the place of something that is no file."""
+"""Files that the command line writes: as a whole or not at all, and never in the place of a device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class SpecialFileError(ValueError):
-    """A path leads to a device, a pipe, a socket or a folder, which may not be replaced by a file."""
+    """A path leads to a device, a pipe, a socket or a folder, which no file may replace."""
 
 
 def refuse_special(path: Path) -> None:
-    """Raise if there is something at the path, or behind the link there, that is not a regular file.
+    """Raise if what is at the path, or behind the link there, is not a regular file.
 
     >>> refuse_special(Path("no such file"))
     >>> refuse_special(Path(os.devnull))
@@ -24,16 +24,14 @@ def refuse_special(path: Path) -> None:
     if path.is_dir():
         raise SpecialFileError(f"{path} is a folder: name a file.")
     if path.exists() and not path.is_file():
-        raise SpecialFileError(
-            f"{path} is a device, a pipe or a socket, which a file may not replace: name a file."
-        )
+        raise SpecialFileError(f"{path} is a device, a pipe or a socket, which a file may not replace: name a file.")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside ``path`` to write to. It takes the place of ``path`` when the body is done, and goes if the body fails.
+    """A new file beside ``path`` to write to, which takes its place when the body is done.
 
-    A link stays a link: the file behind it is replaced.
+    If the body fails the new file is removed. A link stays a link: the file behind it is replaced.
     """
     target = Path(os.path.realpath(path))
     handle, name = tempfile.mkstemp(prefix=".pathcond.", dir=target.parent)

@@ -1,14 +1,15 @@
-"""Ctrl-C and other signals wait while a model holds trial weights, another mode, or half of a rescaling.
+"""Ctrl-C and other signals wait while a model holds trial weights, or half of a rescaling.
 
-A signal handler written in Python runs between two lines of whatever is being executed, and may raise there: inside the loop
-that puts the weights back, or before its first line. So handlers are put off for the whole stretch in which a model is not as its
-owner knows it, and Ctrl-C is let through only where the model itself runs:
+A signal handler written in Python runs between two steps of whatever is being executed, and may
+raise there: inside the loop that puts the weights back, or before its first line. So handlers are
+put off while a model is not as its owner knows it, and Ctrl-C is let through only where the model
+itself runs:
 
     with uninterrupted(), replaced(model, values):
         with interruptible():
             outputs = model(inputs)
 
-An interrupt that is let through closes the stretch again by itself, so that nothing stops the way out.
+An interrupt that is let through puts off all others, so that nothing stops the way out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# Signals that people, schedulers and timers send. Ctrl-C is the first, so that it is the first to wait and the last to come back.
+# Signals that people, schedulers and timers send. Ctrl-C is the first to wait and the last to
+# come back.
 NAMES = ("SIGINT", "SIGBREAK", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGUSR1", "SIGUSR2")
 HELD = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 
@@ -35,7 +37,8 @@ class _Guard:
         self.is_open = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        # Python's own handler of Ctrl-C only raises. Others may look at the model, to save it for instance: they always wait.
+        # Python's own handler of Ctrl-C only raises. Others may look at the model, to save it for
+        # instance: they always wait.
         if self.is_open and self.handlers[number] is signal.default_int_handler:
             self.is_open = False
             self.handlers[number](number, frame)
@@ -45,7 +48,8 @@ class _Guard:
     def install(self) -> None:
         for number in HELD:
             handler = signal.getsignal(number)
-            # Ignored signals stay ignored, the system's own action stays with the system, and None is a handler written in C.
+            # Ignored signals stay ignored, the system's own action stays with the system, and None
+            # is a handler written in C.
             if callable(handler):
                 self.handlers[number] = handler
                 signal.signal(number, self)
@@ -61,11 +65,7 @@ class _Guard:
     def set_open(self, is_open: bool) -> None:
         """Let Ctrl-C through or not; one that has waited goes through at once."""
         self.is_open = is_open
-        if (
-            is_open
-            and signal.SIGINT in self.waiting
-            and self.handlers[signal.SIGINT] is signal.default_int_handler
-        ):
+        if is_open and signal.SIGINT in self.waiting and self.handlers[signal.SIGINT] is signal.default_int_handler:
             self.waiting.remove(signal.SIGINT)
             self(signal.SIGINT, sys._getframe())
 

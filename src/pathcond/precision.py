@@ -1,7 +1,8 @@
-"""The types that a rescaling is rounded in: those of the weights, and those that forward converts to on the way to an output.
+"""The types that a rescaling is rounded in, besides those of the weights.
 
-A model with float32 weights that opens ``torch.autocast`` to bfloat16 in its forward rounds as coarsely as one with bfloat16
-weights. Its outputs can only be compared to that precision, and factors that are powers of two pass through it unrounded.
+A model with float32 weights that opens ``torch.autocast`` to bfloat16 in its forward rounds as
+coarsely as one with bfloat16 weights. Its outputs can only be compared to that precision, and
+factors that are powers of two pass through it unrounded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a model's weights and an example batch can be worked with at all; what cannot is named in a sentence."""
+"""Whether a model's weights and an example batch can be used; what cannot is named in a sentence."""
 
 from __future__ import annotations
 
@@ -30,27 +30,19 @@ def require_usable(args: tuple, kwargs: dict[str, Any]) -> None:
     found = []
     if named and not any(tensor.numel() for tensor in named.values()):
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
-        found.append(
-            f"it is empty ({shapes}): give at least one sample, or two if the model has a BatchNorm"
-        )
-    floating = {
-        n: t for n, t in named.items() if t.dtype.is_floating_point and t.numel() and not t.is_meta
-    }
+        found.append(f"it is empty ({shapes}): give at least one sample, or two if the model has a BatchNorm")
+    floating = {n: t for n, t in named.items() if t.dtype.is_floating_point and t.numel() and not t.is_meta}
     for name, tensor in floating.items():
         if bool(tensor.isnan().any()):
             found.append(f"{name} {tuple(tensor.shape)} holds {int(tensor.isnan().sum())} NaN")
         elif bool((tensor == math.inf).any()) or (len(named) == 1 and bool(tensor.isinf().any())):
-            found.append(
-                f"{name} {tuple(tensor.shape)} holds {int(tensor.isinf().sum())} infinities"
-            )
+            found.append(f"{name} {tuple(tensor.shape)} holds {int(tensor.isinf().sum())} infinities")
     if found:
-        raise UnsupportedModelError(
-            "The example batch cannot be used:\n  - " + "\n  - ".join(found)
-        )
+        raise UnsupportedModelError("The example batch cannot be used:\n  - " + "\n  - ".join(found))
 
 
 def unusable_weights(model: nn.Module) -> list[str]:
-    """What is wrong with a model's weights, a sentence each; other buffers may hold what they like."""
+    """What is wrong with a model's parameters and running statistics, a sentence each."""
     parameters = {n: p for n, p in model.named_parameters() if p.dtype.is_floating_point}
     statistics = {n: b for n, b in model.named_buffers() if n.endswith(STATISTICS)}
     tensors = {n: local(t) for n, t in (parameters | statistics).items() if not t.is_meta}
@@ -69,9 +61,7 @@ def negative_variances(model: nn.Module) -> list[str]:
         if name.endswith("running_var") and not buffer.is_meta and bool((buffer < 0).any()):
             at = int((buffer < 0).flatten().nonzero()[0])
             value = float(buffer.flatten()[at])
-            found.append(
-                f"{name}[{at}] is {value:.3g}, a negative variance: repair or reload it first"
-            )
+            found.append(f"{name}[{at}] is {value:.3g}, a negative variance: repair or reload it first")
     return found
 
 
@@ -80,20 +70,16 @@ def refuse_unusable_weights(model: nn.Module) -> None:
     found = unusable_weights(model)
     if found:
         more = f"\n  ... and {len(found) - 10} more" if len(found) > 10 else ""
-        raise RescalingError(
-            "The model was not changed, because\n  - " + "\n  - ".join(found[:10]) + more
-        )
+        raise RescalingError("The model was not changed, because\n  - " + "\n  - ".join(found[:10]) + more)
 
 
 def differing_types(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
-    """A sentence on floating-point inputs of another type than all parameters; empty if there are none.
+    """A sentence on a floating-point input of another type than all parameters, or nothing.
 
     Many models convert their inputs, so that this only explains why one has failed.
     """
     types = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
-    named = {
-        name: t for name, t in _named_tensors(args, kwargs).items() if t.dtype.is_floating_point
-    }
+    named = {name: t for name, t in _named_tensors(args, kwargs).items() if t.dtype.is_floating_point}
     others = {name: tensor for name, tensor in named.items() if tensor.dtype not in types}
     if not types or not others:
         return ""
