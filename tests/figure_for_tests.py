@@ -65,9 +65,10 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 if __name__ == "__main__":
     from pathcond import cli
+    from pathcond.experiments import reproduction
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it, and so would we
     figure = sys.modules["tests.figure_for_tests"] = sys.modules[__name__]
     figure.__name__ = "tests.figure_for_tests"
-    with mock.patch.multiple(cli, FIGURES={"fake": "for tests"}, load=lambda name: figure):
+    with mock.patch.multiple(reproduction, FIGURES={"fake": "for tests"}, load=lambda name: figure):
         cli.main()

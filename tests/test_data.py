@@ -127,6 +127,15 @@ def test_digits_and_moons_need_no_download() -> None:
         data.load("imagenet")
 
 
+def test_digits_are_those_of_scikit_learn() -> None:
+    load_digits = pytest.importorskip("sklearn.datasets").load_digits
+    images, labels = load_digits(return_X_y=True)
+    digits = data.load("digits")
+    found = torch.cat([digits.train[0], digits.test[0]])
+    assert torch.equal(found.view(-1, 64).double(), torch.from_numpy(images) * 15)
+    assert torch.equal(torch.cat([digits.train[1], digits.test[1]]), torch.from_numpy(labels))
+
+
 # -- fetching -------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,9 @@
 """The paper's networks and tables."""
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +16,7 @@ import pathcond
 from pathcond.experiments import FIGURES, load, style, table1
 from pathcond.experiments.architectures import autoencoder, cifar_nv, mlp, resnet, resnet18_c, vgg16
 from pathcond.experiments.figure import Place, Row
+from pathcond.experiments.rows import Rows
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -176,3 +180,51 @@ def test_every_figure_can_be_loaded() -> None:
         assert all(callable(getattr(figure, verb)) for verb in ("jobs", "together", "run", "plot", "table", "claims"))
     with pytest.raises(KeyError):
         load("figure99")
+
+
+# Python runs this at the start of every process, so also in those that a sweep starts.
+WITHOUT_EXTRAS = """
+import sys
+from importlib.machinery import ModuleSpec
+
+EXTRAS = set("typer click rich jinja2 markupsafe matplotlib sklearn scipy safetensors tensorboard ray".split())
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name.partition(".")[0] in EXTRAS else None
+
+    def create_module(self, spec):
+        raise ImportError(f"{spec.name} is not here")
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.mark.parametrize(("name", "part"), [
+    ("mlp-depth", "depth=2"),
+    ("autoencoder", "compression=4"),
+    ("smooth", "depth=2"),
+    ("cifar-nv", "learning_rate=0.001"),
+])  # fmt: skip
+def test_training_figures_run_with_torch_and_numpy_alone(name: str, part: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
+    source = Path(pathcond.__file__).parents[1]
+    paths = os.pathsep.join((str(tmp_path), str(source)))
+    options = ["reproduce", name, "--preset", "smoke", "--only", part, "--only", "method=paper"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pathcond.experiments", *options, "--out", tmp_path, "--workers", "1"],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"pathcond report {tmp_path}" in done.stderr
+    rows = list(Rows(tmp_path / f"{name}.jsonl"))
+    assert rows
+    command = f"python -m pathcond.experiments reproduce {name} --preset smoke --device cpu"
+    assert {row.origin["command"] for row in rows} == {f"{command} --only {part} --only method=paper --workers 1"}

@@ -134,6 +134,23 @@ def test_origins_are_summarised(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_commits_of_rows_are_shown_and_rows_without_one_are_counted(folder: Path) -> None:
+    before = results.gathered(folder)[2]
+    assert before.made is not None
+    assert "commit" not in before.made.facts
+    add(folder, "third", 2, {"value": 0.5}, commit="0123456789abcdef")
+    add(folder, "third", 3, {"value": 0.5}, commit="0123456789abcdef+changes")
+    add(folder, "third", 4, {"value": 0.5}, commit=None)
+    made = results.gathered(folder)[2].made
+    assert made is not None
+    assert set(made.facts["commit"].split(", ")) == {
+        f"not recorded ({len(before.rows) + 1} rows)",
+        "0123456789ab (1 row)",
+        "0123456789ab+changes (1 row)",
+    }
+    assert made.facts["commit"] in results.page(folder)
+
+
 def test_runs_that_are_missing_are_counted(folder: Path) -> None:
     first, _, third = results.gathered(folder)
     assert first.made is not None

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from pathcond import cli
-from pathcond.experiments import engines
+from pathcond.exits import RUNS_FAILED, WRONG_USAGE
+from pathcond.experiments import engines, reproduction
+from pathcond.experiments.__main__ import main
 from pathcond.experiments.engines import Advanced, Ended, Finished
 from pathcond.experiments.figure import Place
 from pathcond.experiments.rows import Rows
@@ -30,7 +31,16 @@ from pathcond.experiments.watching import watching
 from . import figure_for_tests
 
 ROOT = Path(__file__).parents[1]
+# This checkout, whichever is installed
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "src")))
 ALL = ["a-0", "a-1", "b-0", "b-1"]
+
+
+class Terminal(StringIO):
+    """As if it were one."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Folder:
@@ -74,8 +84,8 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.setattr(cli, "FIGURES", {"fake": "for tests", "toy": "another"})
-    monkeypatch.setattr(cli, "load", {"fake": figure_for_tests}.__getitem__)
+    monkeypatch.setattr(reproduction, "FIGURES", {"fake": "for tests", "toy": "another"})
+    monkeypatch.setattr(reproduction, "load", {"fake": figure_for_tests}.__getitem__)
     return Folder(tmp_path)
 
 
@@ -83,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 def ray_cluster() -> Iterator[None]:
     import ray
 
-    paths = {"PYTHONPATH": str(ROOT)}
+    paths = {"PYTHONPATH": PATHS}
     ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
     yield
     ray.shutdown()
@@ -124,7 +134,7 @@ class TestEngines:
     def test_an_error_in_one_run_leaves_the_others(self, engine: str, folder: Folder) -> None:
         folder.tell("raise-a-0")
         result = folder.run("--engine", engine, "--workers", 2)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "1 of 4 runs of fake failed" in result.stderr
         assert "method=a, seed=0" in result.stderr
         assert "method=b" not in result.stderr
@@ -141,7 +151,7 @@ class TestEngines:
     def test_a_worker_that_always_dies(self, engine: str, folder: Folder) -> None:
         folder.tell("kill-always-b-1")
         result = folder.run("--engine", engine, "--workers", 1)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "method=b, seed=1\n" in result.stderr
         assert "3 times" in result.stderr
         assert folder.begun() == {"a-0": 1, "b-0": 1, "a-1": 1, "b-1": engines.ATTEMPTS}
@@ -152,7 +162,7 @@ def test_ray_starts_a_cluster_where_none_runs(folder: Folder) -> None:
     """In a process of its own: its output is rows and nothing else, whatever Ray and the runs print."""
     folder.tell("kill-b-1")
     command = [sys.executable, "-m", "tests.figure_for_tests", *folder.arguments, "--engine", "ray", "--workers", "1", "--json"]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": PATHS}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [row["result"]["name"] for row in json.loads(done.stdout)] == ["a-0", "b-0", "a-1", "b-1"]
@@ -208,7 +218,7 @@ class TestOutputs:
         assert origin["command"] == "pathcond reproduce fake --preset smoke --device cpu --seeds 2 --workers 2"
         assert origin["torch"] == torch.__version__
         assert origin["seconds"] >= 0
-        assert origin.keys() == {"command", "device", "torch", "pathcond", "python", "date", "seconds"}
+        assert origin.keys() == {"command", "device", "torch", "pathcond", "python", "date", "seconds", "commit"}
         assert "fake: 4 of 4 runs" in result.stderr
 
     def test_table_claims_and_files(self, folder: Folder) -> None:
@@ -260,11 +270,11 @@ class TestOutputs:
                 raise ImportError("toy needs something")
             return figure_for_tests
 
-        monkeypatch.setattr(cli, "FIGURES", {"toy": "broken", "fake": "for tests"})
-        monkeypatch.setattr(cli, "load", load)
+        monkeypatch.setattr(reproduction, "FIGURES", {"toy": "broken", "fake": "for tests"})
+        monkeypatch.setattr(reproduction, "load", load)
         folder.arguments[1] = "all"
         result = folder.run("--workers", 1)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "toy needs something" in result.stderr
         assert "toy failed" in result.stderr
         assert folder.kept() == ALL
@@ -272,7 +282,7 @@ class TestOutputs:
 
     def test_bars(self) -> None:
         """The bar of all counts runs under way by their share, and no run twice."""
-        with watching("fake", 3, Console(file=StringIO(), force_terminal=True)) as watch:
+        with watching("fake", 3, Terminal()) as watch:
             seen = []
             done = {"job": {}, "result": {}, "origin": {}}
             for event in (
@@ -299,6 +309,65 @@ def test_a_part_of_the_runs(folder: Folder) -> None:
     assert row.origin["command"].endswith("--only method=b --only seed=1e0 --workers 1")
     folder.run("--workers", 1)
     assert folder.begun() == dict.fromkeys(ALL, 1)
+
+
+class TestPlainFrontEnd:
+    """``python -m pathcond.experiments``, which shares all but the options with ``pathcond``."""
+
+    def test_rows_name_the_command_and_both_go_on_with_them(self, folder: Folder, capsys: pytest.CaptureFixture) -> None:
+        some = ["--only", "method=b", "--seeds", "2", "--workers", "1", "--json"]
+        assert main([*folder.arguments, *some]) == 0
+        shown = capsys.readouterr()
+        rows = json.loads(shown.out)
+        assert [row["result"]["name"] for row in rows] == ["b-0", "b-1"]
+        typed = "reproduce fake --preset smoke --device cpu --seeds 2 --only method=b --workers 1"
+        assert rows[0]["origin"]["command"] == f"python -m pathcond.experiments {typed}"
+        assert "fake: 2 of 2 runs" in shown.err
+        assert folder.run("--workers", 1).exit_code == 0
+        assert main(folder.arguments) == 0
+        assert "reproduced: it gets better (fig:fake)\n    in 4 runs" in capsys.readouterr().out
+        assert folder.begun() == dict.fromkeys(ALL, 1)
+
+    def test_errors_are_sentences(self, folder: Folder, capsys: pytest.CaptureFixture) -> None:
+        folder.tell("raise-a-0")
+        assert main([*folder.arguments, "--workers", "1"]) == RUNS_FAILED
+        assert "1 of 4 runs of fake failed" in capsys.readouterr().err
+        assert main([*folder.arguments, "--device", "gpu"]) == WRONG_USAGE
+        assert "There is no device 'gpu'" in capsys.readouterr().err
+        folder.arguments[1] = "fak"
+        assert main(folder.arguments) == WRONG_USAGE
+        assert "Did you mean 'fake'?" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--workers", "0"], ["--preset", "huge"], ["--seed", "1"]])
+    def test_options(self, folder: Folder, wrong: list[str], capsys: pytest.CaptureFixture) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main([*folder.arguments, *wrong])
+        assert stopped.value.code == WRONG_USAGE
+        assert wrong[0] in capsys.readouterr().err
+
+    def test_the_same_options_as_the_other(self, capsys: pytest.CaptureFixture) -> None:
+        theirs = CliRunner().invoke(cli.app, ["reproduce", "--help"], env={"TERMINAL_WIDTH": "200"}).output
+        with pytest.raises(SystemExit):
+            main(["reproduce", "--help"])
+        ours = capsys.readouterr().out
+        options = [set(re.findall(r"--[a-z]+", re.sub(r"\x1b\[[0-9;]*m", "", text))) for text in (ours, theirs)]
+        assert options[0] == options[1] > {"--only", "--seeds", "--workers"}
+
+    def test_the_list(self, folder: Folder, capsys: pytest.CaptureFixture) -> None:
+        assert main(["reproduce", "--list"]) == 0
+        assert capsys.readouterr().out == "  fake  for tests\n  toy   another\n"
+
+    def test_lines_without_rich(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Runs that are trained together finish together: until then lines say how far they are."""
+        monkeypatch.setitem(sys.modules, "rich", None)
+        monkeypatch.setattr("pathcond.experiments.watching.SILENCE", -1.0)
+        terminal = Terminal()
+        with watching("fake", 4, terminal) as watch:
+            watch(Advanced(task=0, runs=2, share=0.5, text="epoch 5 of 10"))
+            watch(Finished(task=0, job={}, result={}, origin={}))
+        half, one = terminal.getvalue().splitlines()
+        assert half == "fake: 0 of 4 runs, 25% of the work; epoch 5 of 10"
+        assert one == "fake: 1 of 4 runs, 25% of the work"
 
 
 class TestRefusals:
@@ -418,7 +487,7 @@ class TestRefusals:
     def test_a_result_that_is_no_json(self, folder: Folder) -> None:
         folder.tell("tensor-b-1")
         result = folder.run("--workers", 1)
-        assert result.exit_code == cli.RUNS_FAILED
+        assert result.exit_code == RUNS_FAILED
         assert "not JSON serializable" in result.stderr
         assert "method=b, seed=1" in result.stderr
         assert folder.kept() == ["a-0", "a-1", "b-0"]

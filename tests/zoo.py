@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.graph import as_call, capture, untouched
+from pathcond.captures import capture_all
+from pathcond.graph import as_call, untouched
 from pathcond.lifting import PathEnergy, Sample, capture_sample, off_path, path_energy
 from pathcond.outputs import example_outputs, output_change
 from pathcond.problem import Problem
@@ -194,6 +195,39 @@ def outputs(model: nn.Module, inputs: Any, *, training: bool) -> list[Tensor]:
     return example_outputs(model, inputs, {}, training=training)
 
 
+def other_sizes(model: nn.Module, inputs: Any) -> list[Any]:
+    """The same call at another batch size and, where the model takes it, another length or resolution.
+
+    Sizes are others than those at which the library captures a model.
+    """
+    leaves, structure = torch.utils._pytree.tree_flatten(inputs)
+    batch = max(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
+    found = []
+    for change in (lambda at, n: 5 if at == 0 and n == batch else n,
+                   lambda at, n: 2 * n if at >= 1 and n > 3 else n,
+                   lambda at, n: 2 * n if at == 1 and n > 3 else n,
+                   lambda at, n: n + n // 4 if at >= 2 and n > 3 else n):  # fmt: skip
+        resized = [resize(leaf, change) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if all(a is b for a, b in zip(leaves, resized, strict=True)):
+            continue
+        other = torch.utils._pytree.tree_unflatten(resized, structure)
+        try:
+            outputs(model, other, training=False)
+        except Exception:  # whatever a model raises on sizes that it does not take
+            continue
+        found.append(other)
+    return found
+
+
+def resize(tensor: Tensor, change: Callable[[int, int], int]) -> Tensor:
+    """The tensor with every axis cut or repeated to a new size; the tensor itself if none changes."""
+    for axis, size in enumerate(tensor.shape):
+        new = change(axis, size)
+        if new != size:
+            tensor = tensor.index_select(axis, torch.arange(new, device=tensor.device) % size)
+    return tensor
+
+
 def as_double(inputs: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
 
@@ -212,7 +246,7 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
     settle(model, inputs)
     result.parameters = sum(p.numel() for p in model.parameters())
     start = time.perf_counter()
-    graphs = [capture(model, inputs, training=training) for training in (False, True)]
+    captured = capture_all(model, inputs)
     result.seconds_capture = time.perf_counter() - start
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = outputs(model, inputs, training=False)
@@ -221,7 +255,7 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
     energy = examine_energy(model, sample, result)
     for normalization in NORMALIZATIONS:
         start = time.perf_counter()
-        symmetry = symmetry_of(model, inputs, graphs, normalization=normalization)
+        symmetry = symmetry_of(model, captured, normalization=normalization)
         result.seconds_search = max(result.seconds_search, time.perf_counter() - start)
         result.units[normalization] = symmetry.num_units
         log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2

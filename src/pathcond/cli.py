@@ -7,12 +7,8 @@ was refused and the model left as it was, 5 some runs of an experiment failed an
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
-from difflib import get_close_matches
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,10 +24,9 @@ from torch.utils._pytree import tree_map
 
 from .checkpoints import Checkpoint, CheckpointError, load_, refuse_to_overwrite, save
 from .condition import condition_
-from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
-from .experiments import FIGURES, load
-from .experiments.figure import Place
-from .experiments.sweep import FailedRunsError, Sweep, draw, readable, to_tensorboard
+from .exits import NOTHING_TO_RESCALE, exit_code
+from .experiments import reproduction
+from .experiments.reproduction import Request, listed
 from .files import refuse_special, replacing
 from .graph import unwrap
 from .lifting import log10_paths, off_path, path_norm
@@ -41,8 +36,6 @@ from .tables import paths_table
 from .targets import TargetError, load_target, parse_shape
 from .theory import regime
 from .usable import unusable_weights
-
-NOTHING_TO_RESCALE, WRONG_USAGE, UNSUPPORTED, REFUSED, RUNS_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Rescale ReLU networks without changing their function.")
 
@@ -81,21 +74,14 @@ def pathcond() -> None:
 @contextmanager
 def _exit_codes() -> Iterator[None]:
     """Errors with a known cause become one message and an exit code."""
-    problem: Exception
     try:
         yield
-    except (UnsupportedModelError, EnergyRangeError) as error:
-        code, problem = UNSUPPORTED, error
-    except RescalingError as error:
-        code, problem = REFUSED, error
-    except FailedRunsError as error:
-        code, problem = RUNS_FAILED, error
-    except (ValueError, ImportError, OSError) as error:  # targets, files and settings
-        code, problem = WRONG_USAGE, error
-    else:
-        return
-    typer.echo(f"Error: {problem}", err=True)
-    raise typer.Exit(code) from problem
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(code) from error
 
 
 @app.command()
@@ -296,97 +282,15 @@ def reproduce(
     Every finished run is kept: the same command goes on with a sweep that was stopped, and only draws one that is complete.
     """
     if show_list:
-        typer.echo(_listed(FIGURES))
+        typer.echo(listed())
         return
-    if name is None or name not in (*FIGURES, "all"):
-        typer.echo(f"Error: {_unknown(name, FIGURES)}", err=True)
-        raise typer.Exit(WRONG_USAGE)
-    out = out or Path("pathcond-results") / preset.value
-    place = Place(device=device, data=data.resolve() if data else None)
-    options = [f"--preset {preset.value} --device {device}"]
-    options += [f"--seeds {seeds}"] if seeds else []
-    options += [f"--only {shlex.quote(setting)}" for setting in only or []]
-    options += [f"--engine {engine.value}"] if engine != EngineName.local else []
-    options += [f"--workers {workers}"] if workers else []
-    rows, codes = [], {}
-    for figure in FIGURES if name == "all" else (name,):
-        try:
-            with _exit_codes():
-                settings = _settings(only or [])
-                sweep = Sweep(name=figure, figure=load(figure), preset=preset.value, seeds=seeds, out=out, only=settings)
-                command = " ".join(["pathcond reproduce", figure, *options])
-                failure = _computed(sweep, place, engine=engine.value, workers=workers, command=command)
-                rows += sweep.rows
-                _show(sweep, text=not as_json)
-                if failure:
-                    raise failure
-        except typer.Exit as error:
-            codes[figure] = error.exit_code
-        except KeyboardInterrupt as error:
-            typer.echo(f"Stopped. Finished runs are kept in {out}; the same command goes on.", err=True)
-            raise typer.Exit(INTERRUPTED) from error
-    if as_json and (rows or not codes):
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
-    if codes and name == "all":
-        typer.echo(f"Error: {', '.join(codes)} failed, as said above; the same command tries again.", err=True)
-    if codes:
-        same = len(set(codes.values())) == 1 and (name != "all" or len(codes) == len(FIGURES))
-        raise typer.Exit(next(iter(codes.values())) if same else RUNS_FAILED)
-
-
-def _settings(only: Sequence[str]) -> dict[str, list[str]]:
-    """Values by setting, of texts such as "depth=3,5"."""
-    settings: dict[str, list[str]] = {}
-    for text in only:
-        key, equals, values = text.partition("=")
-        if not (key and equals and values):
-            raise ValueError(f"--only {text}: write it as SETTING=VALUE, several values with commas between them.")
-        settings.setdefault(key, []).extend(values.split(","))
-    return settings
-
-
-def _listed(figures: Mapping[str, str]) -> str:
-    width = max(map(len, figures))
-    return "\n".join(f"  {name:{width}}  {description}" for name, description in figures.items())
-
-
-def _unknown(name: str | None, figures: Mapping[str, str]) -> str:
-    near = get_close_matches(name or "", [*figures, "all"], n=1, cutoff=0.5)
-    problem = "Say what to reproduce." if name is None else f"There is no {name!r} to reproduce."
-    return problem + (f" Did you mean {near[0]!r}?" if near else "") + f" There is, besides all:\n{_listed(figures)}"
-
-
-def _computed(sweep: Sweep, place: Place, **options: Any) -> FailedRunsError | None:
-    """Compute what is missing, watched; returns what failed."""
-    from rich.console import Console
-
-    from .experiments.watching import watching
-
-    with watching(sweep.name, len(sweep.missing), Console(stderr=True)) as watch, redirect_stdout(sys.stderr):
-        try:
-            sweep.run(place, watch=watch, **options)
-        except FailedRunsError as failure:
-            return failure
-    return None
-
-
-def _show(sweep: Sweep, *, text: bool) -> None:
-    """The table and the claims as text, if asked for, and the files of a figure."""
-    figure, rows = sweep.figure, sweep.rows
-    if not rows:
-        return
-    written = [sweep.file.path]
-    with readable(sweep):
-        if text:
-            smaller = [] if sweep.preset == "paper" else [f"Preset {sweep.preset}: smaller networks and data than the paper's.", ""]
-            claims = (f"{claim.verdict}: {claim.paper}\n    {claim.measured}" for claim in figure.claims(rows))
-            typer.echo("\n".join((*smaller, figure.table(rows), "", *claims)))
-        try:
-            written += draw(figure, rows, sweep.out)
-        except ImportError as error:
-            typer.echo(f"No drawings: {error}", err=True)
-        curves = to_tensorboard(rows, sweep.out / "tensorboard" / sweep.name, sweep.file.path.stat().st_mtime)
-    typer.echo(f"Written: {', '.join(map(str, (*written, *([curves] if curves else ()))))}", err=True)
+    request = Request(
+        name=name, preset=preset.value, device=device, seeds=seeds, only=only or (), engine=engine.value,
+        out=out, data=data, workers=workers, as_json=as_json,
+    )  # fmt: skip
+    code = reproduction.reproduce(request, program="pathcond reproduce")
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

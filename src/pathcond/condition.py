@@ -27,7 +27,7 @@ from .sharding import local
 from .solvers import DEFAULT, Solution, Solver
 from .solvers.rounding import to_powers_of_two
 from .solvers.solver import refuse_other_than_solver
-from .symmetry import SAFE_EPSILON_SHARE, Normalization, Symmetry, find_symmetry
+from .symmetry import SAFE_EPSILON_SHARE, FrozenPolicy, Normalization, Symmetry, find_symmetry
 from .usable import refuse_unusable_weights
 
 logger = logging.getLogger("pathcond")
@@ -52,18 +52,51 @@ class Prepared:
 
 
 def prepare(
-    model: nn.Module, example_inputs: Any, *, normalization: Normalization = "absorb", approximate: bool = False
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    other_inputs: Any = None,
+    normalization: Normalization = "absorb",
+    approximate: bool = False,
+    frozen: FrozenPolicy = "keep",
+    exclude: str | Iterable[str] = (),
 ) -> Prepared:
-    """Capture a model once, to condition it as often as its weights change; ``condition_`` takes this in place of the inputs."""
+    """Capture a model once, to condition it as often as its weights change.
+
+    ``condition_`` and ``teleport`` take the result in place of the example inputs. All arguments are those of
+    ``find_symmetry``.
+    """
     if isinstance(example_inputs, Prepared):
-        asked, given = (normalization, approximate), example_inputs.symmetry
-        if asked != (given.normalization, given.approximate):
-            raise ValueError(f"The model was prepared with {given.normalization!r}, approximate={given.approximate}, not {asked}")
+        _refuse_other_settings(example_inputs.symmetry, normalization, approximate, frozen)
+        if other_inputs is not None or exclude:
+            raise ValueError("The model was prepared already: pass other_inputs and exclude to prepare")
         return example_inputs
-    kept = dict(example_inputs) if isinstance(example_inputs, Mapping) else example_inputs
-    example_inputs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, kept)  # whatever the user does to them later
-    symmetry = find_symmetry(model, example_inputs, normalization=normalization, approximate=approximate)
+    # Copies, whatever the user does to the inputs later.
+    example_inputs, other_inputs = _copy(example_inputs), _copy(other_inputs)
+    symmetry = find_symmetry(
+        model,
+        example_inputs,
+        other_inputs=other_inputs,
+        normalization=normalization,
+        approximate=approximate,
+        frozen=frozen,
+        exclude=exclude,
+    )
     return Prepared(symmetry=symmetry, sample=capture_sample(model, example_inputs))
+
+
+def _refuse_other_settings(given: Symmetry, normalization: str, approximate: bool, frozen: str) -> None:
+    asked = {"normalization": normalization, "approximate": approximate, "frozen": frozen}
+    for name, value in asked.items():
+        if getattr(given, name) != value:
+            raise ValueError(
+                f"The model was prepared with {name}={getattr(given, name)!r}, not {value!r}: pass the same value to both calls"
+            )
+
+
+def _copy(inputs: Any) -> Any:
+    kept = dict(inputs) if isinstance(inputs, Mapping) else inputs
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, kept)
 
 
 def condition_(
@@ -71,7 +104,10 @@ def condition_(
     example_inputs: Any,
     *,
     solver: Solver = DEFAULT,
+    other_inputs: Any = None,
     normalization: Normalization = "absorb",
+    frozen: FrozenPolicy = "keep",
+    exclude: str | Iterable[str] = (),
     calibrate: bool = True,
     max_log_scale: float | None = None,
     round_to_power_of_two: bool | None = None,
@@ -95,6 +131,7 @@ def condition_(
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``.
         normalization: Which side of a normalization layer carries a scale: "absorb" (in front), "gain" (behind), "full"
             (both), "paper" (one scale through it; keeps eval mode only).
+        other_inputs, frozen, exclude: Further examples, and what stays as it is; see ``find_symmetry``.
         calibrate: Measure statistics of normalization layers and gates on the batch; False is the paper's computation.
         max_log_scale: Bound on |log λ|. Default: none, or 2.5 with ``approximate``.
         round_to_power_of_two: Make the rescaling bitwise exact. Default: only for models that have float16 or bfloat16
@@ -139,7 +176,15 @@ def condition_(
             "one's weights to all, or pass group=torch.distributed.group.WORLD."
         )
     with ranks.together(), stages("symmetry"):
-        prepared = prepare(model, example_inputs, normalization=normalization, approximate=approximate)
+        prepared = prepare(
+            model,
+            example_inputs,
+            other_inputs=other_inputs,
+            normalization=normalization,
+            approximate=approximate,
+            frozen=frozen,
+            exclude=exclude,
+        )
         symmetry = prepared.symmetry
         refuse_unusable_weights(unwrap(model))
         low = is_low_precision(unwrap(model), symmetry, copies)

@@ -1,4 +1,4 @@
-"""The errors of the library. Each means: the model is exactly what it was before the call."""
+"""The errors of the library. Each that is about a model means: it is exactly what it was before the call."""
 
 
 class UnsupportedModelError(ValueError):
@@ -23,3 +23,7 @@ class EnergyRangeError(ArithmeticError):
 
 class TrainChangeError(RescalingError):
     """Only the train-mode output would change by more than is allowed: milder scales in front of norms will do."""
+
+
+class FailedRunsError(RuntimeError):
+    """Some runs of an experiment have no result; the message names them, with the error of each."""

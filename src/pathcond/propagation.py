@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .rules.normalization import find_handwritten, handwritten_epsilon, handwrit
 from .rules.table import Column, Rule
 from .scales import Scales
 from .trees import tree_leaves, tree_map
+from .unread import list_in_sight
 from .values import Known, UnknownNumber, Weight
 
 logger = logging.getLogger("pathcond")
@@ -26,7 +27,8 @@ logger = logging.getLogger("pathcond")
 NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
 FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
-FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale")  # families that need no input among their operands
+# Families whose rules need no input among their operands.
+FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale", "Pooling")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
 DRAWS = torch.Tag.nondeterministic_seeded
@@ -35,14 +37,22 @@ HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), "")
 HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), "")
 
 
+@dataclass
 class Propagation(Scales):
-    """Walks over graphs of one model, each adding its equations. Rules see it as ``scales``."""
+    """Walks over graphs of one model, each adding its equations. Rules see it as ``scales``.
+
+    Attributes:
+        levels: Modules in which a parameter that no example reads may come into play, and that parameter's name.
+    """
+
+    levels: dict[str, str] = field(default_factory=dict)
 
     # -- the walk ---------------------------------------------------------------------------------
 
     def run(self, graph: Graph) -> None:
         """Walk the graph in order; outputs are fixed at the end."""
         self.values = {}
+        self.reads = {}
         self._aliases = Aliases()
         self.parameter_shapes = {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
         self.training = graph.training
@@ -62,13 +72,23 @@ class Propagation(Scales):
             self.values[node] = result
             self._aliases.record(node)
             self._record_mutation(node, result)
+        self._pin_in_sight(graph)
         self.node = Node(name="output", op="output")
         for output in tree_leaves(graph.outputs):
             if isinstance(output, Node):
                 self.pin(self.values[output], "is an output of the model")
                 self.read_buffers.update({output.name} if output.op == "buffer" else ())
         for name in self.read_buffers & self.scalings.keys():
-            self._freeze(name, "is read as a plain tensor too")
+            self.freeze(name, "is read as a plain tensor too")
+
+    def _pin_in_sight(self, graph: Graph) -> None:
+        """Fix what a parameter that no example reads might meet."""
+        for level, name in self.levels.items():
+            for node in dict.fromkeys(list_in_sight(graph, level)):
+                self.node = node
+                for value in tree_leaves(self.values[node]):
+                    if isinstance(value, Labels):
+                        self.pin(value, f"may meet {name}, which the example does not read")
 
     def _leaf(self, node: Node) -> Any:
         if node.op == "parameter":
@@ -89,6 +109,15 @@ class Propagation(Scales):
         self._note_buffers(node, arguments)
         self._pin_narrowed(node)
         operands = [a for a in tree_leaves(arguments) if isinstance(a, (Labels, Weight, Known))]
+        result = self._apply(node, rule, arguments, operands)
+        # A view of a parameter has not been read yet; what is made of it will be.
+        if not any(isinstance(leaf, Weight) for leaf in tree_leaves(result)):
+            for operand in operands:
+                if isinstance(operand, Weight):
+                    self.note_read(operand)
+        return result
+
+    def _apply(self, node: Node, rule: Rule | None, arguments: dict[str, Any], operands: list[Any]) -> Any:
         known = [a for a in operands if isinstance(a, Known)]
         if len(known) == len(operands):
             return self._compute(node, arguments, known)

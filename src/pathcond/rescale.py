@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .errors import MismatchError, RescalingError, TrainChangeError
 from .factor import Factor, exp
 from .graph import unwrap
+from .held import list_frozen
 from .interrupts import uninterrupted
 from .memory import is_writable, overlapping
 from .moves import Move, Setting, largest, refused
@@ -28,6 +29,7 @@ from .optimizer_state import Optimizers, Transport, listed, require_own, transpo
 from .outputs import default_tolerance, example_outputs, output_change
 from .ranks import Ranks
 from .sharding import computes_in, has_unreduced_gradients, is_sharded, local
+from .sizes import Example
 from .symmetry import Symmetry, fingerprint, scaled_variance
 from .usable import negative_variances
 from .values import Scaling
@@ -292,6 +294,13 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
             f"{type(model).__name__} has changed since its Symmetry was found (modules, shapes, dtypes or tied weights "
             "differ): call find_symmetry again."
         )
+    if symmetry.frozen == "keep":
+        kept = sorted(list_frozen(model) & symmetry.scalings.keys())
+        if kept:
+            raise MismatchError(
+                f"{', '.join(kept[:3])} no longer requires a gradient, and frozen parameters stay as they are: "
+                'call find_symmetry again, or once with frozen="move".'
+            )
     problems = negative_variances(model)
     if has_unreduced_gradients(model):
         problems.append("gradients of fully_shard wait to be summed over the processes: rescale after the step, or zero_grad()")
@@ -384,18 +393,20 @@ def _refuse_overflow(
 def _verify(
     model: nn.Module, symmetry: Symmetry, plan: _Plan, ranks: Ranks, tolerance: float | None, train_tolerance: float | None
 ) -> tuple[float, float]:
-    """Relative change of the outputs in eval and train mode if the plan were written."""
+    """Relative change of the outputs in eval and train mode if the plan were written; the largest over all examples."""
     limit = tolerance if tolerance is not None else default_tolerance(model, symmetry.computed_in)
-    changes = []
-    for training in (False, True):
-        before = example_outputs(model, symmetry.example_inputs, {}, training=training)
+
+    def change(example: Example, *, training: bool) -> float:
+        before = example_outputs(model, example.inputs, {}, training=training)
         if ranks.sharded:  # forward gathers the parameters from where they are
             with plan.on_trial():
-                after = example_outputs(model, symmetry.example_inputs, {}, training=training)
+                after = example_outputs(model, example.inputs, {}, training=training)
         else:
-            after = example_outputs(model, symmetry.example_inputs, plan.values, training=training)
-        changes.append(output_change(before, after))
-    in_eval, in_train = changes
+            after = example_outputs(model, example.inputs, plan.values, training=training)
+        return output_change(before, after)
+
+    in_eval = _worst(change(example, training=False) for example in symmetry.examples if example.runnable)
+    in_train = _worst(change(example, training=True) for example in symmetry.examples if example.given)
     if not in_eval <= limit:
         _raise([
             _unrepeatable(model, symmetry, ranks, training=False, limit=limit)
@@ -417,6 +428,12 @@ def _verify(
         why = _unrepeatable(model, symmetry, ranks, training=True, limit=limit) or why
         logger.warning("The train-mode output changes by %.3g (relative): %s.", in_train, why)
     return in_eval, in_train
+
+
+def _worst(changes: Iterable[float]) -> float:
+    """The largest change; not a number if one of them is none."""
+    found = list(changes)
+    return math.nan if any(math.isnan(change) for change in found) else max(found)
 
 
 def _why_train_differs(symmetry: Symmetry) -> str:

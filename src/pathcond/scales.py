@@ -6,7 +6,7 @@ for the same factor, which becomes an equation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,8 @@ class Scales:
         node: The node at work.
         values: What every node so far has come to.
         parameter_shapes: Shapes of all parameters by name.
+        reads: Which entries of a parameter the graph at work has read, by name: boolean, of its shape. A parameter that was
+            read as a whole is left out.
     """
 
     normalization: str
@@ -54,6 +56,7 @@ class Scales:
     node: Node = None  # type: ignore[assignment]
     values: dict[Node, Any] = field(default_factory=dict)
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    reads: dict[str, Tensor] = field(default_factory=dict)
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -87,13 +90,14 @@ class Scales:
         if weight.name in self.frozen:
             return lb.constant(weight.shape)
         if self._current(weight) is None:
-            full = self.parameter_shapes[weight.name]
-            count = torch.Size(full).numel()
-            if count > MAX_ELEMENTWISE:
+            if torch.Size(weight.shape).numel() > MAX_ELEMENTWISE:
                 self.pin(weight, "is used elementwise and is too large to trace")
                 return lb.constant(weight.shape)
-            fresh = self.equations.fresh(count, origin=self.node).view(full)
-            self._assign_unset(Weight(weight.name, full), fresh, torch.zeros_like(fresh))
+            # Only the entries that are read: the others are not free to choose (see unread.py).
+            entries = torch.unique(self._index(weight))
+            fresh = self.equations.fresh(entries.numel(), origin=self.node)
+            used = Weight(weight.name, tuple(entries.shape), index=entries)
+            self._assign_unset(used, fresh, torch.zeros_like(fresh))
         current = self._current(weight)
         assert current is not None
         plus, minus = current
@@ -105,6 +109,14 @@ class Scales:
         """The same labels seen as a tensor of the given shape (leading axes added)."""
         missing = len(shape) - labels.ids.dim()
         return Labels(labels.ids.reshape([1] * missing + list(labels.ids.shape)) if missing else labels.ids, tuple(shape))
+
+    def note_read(self, weight: Weight) -> None:
+        """Remember which entries of a parameter an op has consumed."""
+        if weight.index is None:
+            return
+        full = self.parameter_shapes[weight.name]
+        mask = self.reads.setdefault(weight.name, torch.zeros(full, dtype=torch.bool))
+        mask.view(-1)[weight.index.reshape(-1).long()] = True
 
     # -- views ------------------------------------------------------------------------------------
 
@@ -125,6 +137,11 @@ class Scales:
         """For ``expand_as`` and the like: only the shape of the other tensor matters."""
         value = self.values[node]
         return torch.empty(value.shape, device="meta") if isinstance(value, (Labels, Weight, Known)) else value
+
+    def picked(self, weight: Weight, pick: Callable[[Tensor], Tensor]) -> Weight:
+        """Entries of a parameter that known indices pick, as a view of it."""
+        index = pick(self._index(weight))
+        return replace(weight, index=index, shape=tuple(index.shape))
 
     def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
         """A reshape of labels, of a parameter or of a known tensor."""
@@ -147,7 +164,7 @@ class Scales:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, Weight):
-            self._freeze(value.name, reason)
+            self.freeze(value.name, reason)
             return lb.constant(value.shape)
         if isinstance(value, Labels):
             self.equations.pin(value.ids, by=self.node, reason=reason)
@@ -249,7 +266,7 @@ class Scales:
         if current.epsilon != epsilon:
             self.equations.pin(ids, by=self.node, reason=f"feeds two normalizations that share {name} but not its use")
 
-    def _freeze(self, name: str, reason: str) -> None:
+    def freeze(self, name: str, reason: str) -> None:
         """The parameter keeps its values; what its uses so far asked for must come to a factor of 1."""
         self.frozen.setdefault(name, Cause(self.node, reason))
         scaling = self.scalings.get(name)

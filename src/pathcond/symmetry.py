@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,19 +24,25 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .calibration import batch_variances
+from .captures import Captured, capture_all, list_parameters_read
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
 from .factor import exp
-from .graph import Graph, Node, canonical_names, capture, unwrap
+from .graph import Graph, Node, canonical_names, unwrap
+from .held import list_excluded, list_frozen
 from .labels import FIXED
 from .memory import overlapping
 from .precision import types_behind
 from .propagation import Propagation
 from .scales import UNSET, Scales
 from .sharding import original_class
+from .sizes import Example
+from .unread import find_levels, settle_unread_entries
 from .values import Scaling
 
 Normalization = Literal["absorb", "gain", "full", "paper"]
+FrozenPolicy = Literal["keep", "move"]
+FROZEN = 'does not require a gradient (frozen="move" rescales it all the same)'
 CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")  # options of modules that no symmetry depends on
 SAFE_EPSILON_SHARE = 1 / 4000  # by which scales in front of a norm may change the share of ε in it
 
@@ -124,6 +131,8 @@ class Symmetry:
         approximate: Whether smooth activations and the fronts of norms without statistics take part.
         model_name: Class of the model.
         uncounted: Parameters that the criterion leaves out: under "paper", those of BatchNorms.
+        frozen: What becomes of parameters with ``requires_grad=False``.
+        examples: The inputs on which a rescaling is verified, those that the user gave first.
         computed_in: Floating-point types that values take between a rescaled parameter and an output.
     """
 
@@ -134,13 +143,19 @@ class Symmetry:
     approximate: bool
     model_name: str
     uncounted: frozenset[str] = field(repr=False)
-    example_inputs: Any = field(repr=False)
+    frozen: str
+    examples: tuple[Example, ...] = field(repr=False)
     fingerprint: str = field(repr=False)
     scalings: dict[str, Scaling] = field(repr=False)  # labels are positions in the classes of `combination`
     combination: Combination = field(repr=False)
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     variances: dict[str, Tensor] = field(repr=False)
     computed_in: frozenset[torch.dtype] = field(repr=False, default=frozenset())
+
+    @property
+    def example_inputs(self) -> Any:
+        """The example that the user gave."""
+        return self.examples[0].inputs
 
     def class_log_scales(self, log_scales: Tensor) -> Tensor:
         """t of every class of equal log-scales, (num_classes,) float64, from the units' (num_units,)."""
@@ -235,44 +250,100 @@ class Symmetry:
 
 
 def find_symmetry(
-    model: nn.Module, example_inputs: Any, *, normalization: Normalization = "absorb", approximate: bool = False
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    other_inputs: Any = None,
+    normalization: Normalization = "absorb",
+    approximate: bool = False,
+    frozen: FrozenPolicy = "keep",
+    exclude: str | Iterable[str] = (),
 ) -> Symmetry:
     """Find every rescaling symmetry of a model; nothing of the model changes.
+
+    A symmetry keeps the function for every input that the model accepts. The sizes that an example has by chance (batch,
+    length, resolution) are told from those that the model needs by running it on the example at other sizes.
 
     Args:
         model: Any module, on any device (the meta device too). Wrappers such as DistributedDataParallel are removed.
         example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs.
+        other_inputs: A second example that reaches what the first one does not (an optional input, a longer sequence);
+            several as a list.
         normalization: Which side of a normalization layer carries a scale: "absorb" (in front), "gain" (behind),
             "full" (both), "paper" (one scale through it; keeps eval mode only).
         approximate: Treat smooth activations as ReLU, and let scales in front of norms without running
             statistics vary; the function is then kept only approximately.
+        frozen: What becomes of parameters with ``requires_grad=False``: "keep" leaves them as they are, "move" scales
+            them like any other.
+        exclude: Parameters to leave as they are: names of parameters or modules, or patterns such as ``"*.bias"``.
 
     Raises:
         UnsupportedModelError: The model cannot be captured; it says why.
     """
-    if normalization not in get_args(Normalization):
-        raise ValueError(f"normalization={normalization!r}; choose one of {', '.join(map(repr, get_args(Normalization)))}")
+    _refuse_other_than(Normalization, normalization=normalization)
+    _refuse_other_than(FrozenPolicy, frozen=frozen)
     model = unwrap(model)
-    graphs = [capture(model, example_inputs, training=training) for training in (False, True)]
-    return symmetry_of(model, example_inputs, graphs, normalization=normalization, approximate=approximate)
+    excluded = list_excluded(model, exclude)
+    captured = capture_all(model, example_inputs, other_inputs)
+    return symmetry_of(
+        model,
+        captured,
+        normalization=normalization,
+        approximate=approximate,
+        frozen=frozen,
+        excluded=excluded,
+    )
 
 
 def symmetry_of(
-    model: nn.Module, example_inputs: Any, graphs: Iterable[Graph], *, normalization: Normalization, approximate: bool = False
+    model: nn.Module,
+    captured: Sequence[Captured],
+    *,
+    normalization: Normalization,
+    approximate: bool = False,
+    frozen: FrozenPolicy = "keep",
+    excluded: Mapping[str, str] = MappingProxyType({}),
 ) -> Symmetry:
-    """The Symmetry that satisfies all the given graphs of one model (eval and train mode)."""
-    graphs = list(graphs)
+    """The Symmetry that satisfies all captures of one model.
+
+    Args:
+        model: The model, not wrapped.
+        captured: From ``capture_all``; the first one is the user's example.
+        normalization, approximate, frozen: As in ``find_symmetry``.
+        excluded: From ``list_excluded``.
+    """
+    graphs = [graph for capture in captured for graph in capture.graphs]
+    read = list_parameters_read(captured)
+    unread = [name for name, _ in model.named_parameters() if name not in read]
+    held = {name: Cause(None, reason) for name, reason in excluded.items()}
+    if frozen == "keep":
+        held |= {name: Cause(None, FROZEN) for name in list_frozen(model)}
     scales = Propagation(
         normalization=normalization,
         approximate=approximate,
-        frozen=_untouchable(model, graphs),
+        frozen=held | _untouchable(model, graphs),
         precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
+        levels=find_levels(unread, graphs),
     )
-    for graph in graphs:
-        scales.run(graph)
-    symmetry = _assemble(model, example_inputs, scales, scales.equations.solve())
+    reads: list[dict[str, Tensor]] = []
+    for capture in captured:
+        entries: dict[str, Tensor] = {}
+        for graph in capture.graphs:
+            scales.run(graph)
+            for name, mask in scales.reads.items():
+                entries[name] = entries[name] | mask if name in entries else mask
+        reads.append(entries)
+    settle_unread_entries(scales, reads)
+    examples = tuple(capture.example for capture in captured)
+    symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
     rescaled = [name for name, scaling in symmetry.scalings.items() if bool((scaling.plus != scaling.minus).any())]
     return replace(symmetry, computed_in=types_behind(graphs, rescaled))
+
+
+def _refuse_other_than(choices: Any, **given: str) -> None:
+    for name, value in given.items():
+        if value not in get_args(choices):
+            raise ValueError(f"{name}={value!r}; choose one of {', '.join(map(repr, get_args(choices)))}")
 
 
 def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tensor:
@@ -309,7 +380,7 @@ def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
     return frozen
 
 
-def _assemble(model: nn.Module, example_inputs: Any, scales: Scales, solved: SolvedScales) -> Symmetry:
+def _assemble(model: nn.Module, examples: tuple[Example, ...], frozen: str, scales: Scales, solved: SolvedScales) -> Symmetry:
     scalings, classes = _classes(scales, solved)
     forms = [solved.form_of_class(root) for root in classes]
     free = sorted({unit for form in forms for unit in form})
@@ -330,7 +401,8 @@ def _assemble(model: nn.Module, example_inputs: Any, scales: Scales, solved: Sol
         approximate=scales.approximate,
         model_name=type(model).__name__,
         uncounted=frozenset(scales.uncounted),
-        example_inputs=example_inputs,
+        frozen=frozen,
+        examples=examples,
         fingerprint=fingerprint(model),
         scalings=scalings,
         combination=combination,

@@ -92,9 +92,15 @@ def teleport(
     require_supported(unwrap(model), sharded=isinstance(example_inputs, Prepared))
     refuse_unclear(model, group)
     ranks = Ranks.of(model, group)
-    settings = {"normalization": normalization, "approximate": options.get("approximate", False)}
+    # What is asked of the capture; a second time it must be the same.
+    captured = {name: options.pop(name) for name in ("other_inputs", "exclude") if name in options}
+    settings = {
+        "normalization": normalization,
+        "approximate": options.get("approximate", False),
+        "frozen": options.get("frozen", "keep"),
+    }
     with ranks.together():
-        prepared = prepare(model, example_inputs, **settings)
+        prepared = prepare(model, example_inputs, **settings, **captured)
         _compare(optimizers, model, copies)
         example_outputs(unwrap(model), prepared.symmetry.example_inputs, {}, training=False)  # inputs that do not fit fail now
     fingerprint = torch.tensor(list(prepared.symmetry.fingerprint.encode()), dtype=torch.uint8)

@@ -35,12 +35,12 @@ PRESETS: dict[Preset, tuple[Settings, tuple[int, ...], int]] = {  # with compres
 
 
 def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
-    """All methods at the paper's learning rate, three at the others."""
+    """All methods at the paper's learning rate; at the others all in the preset "paper", else three."""
     settings, compressions, repetitions = PRESETS[preset]
     return [
         asdict(settings) | {"compression": compression, "learning_rate": rate, "method": method, "seed": seed}
         for compression in compressions
-        for rate, method in at_rates(OTHER_RATES)
+        for rate, method in at_rates(OTHER_RATES, preset)
         for seed in range(seeds or repetitions)
     ]
 

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .figure import Job, Place, Result
-from .origin import origin
+from .origin import commit, origin
 
 ATTEMPTS = 3
 INTERVAL = 0.2  # seconds between two words on the progress of a task
@@ -137,6 +137,7 @@ def compute(figure: str, number: int, jobs: Sequence[Job], place: Place, send: C
             send(Advanced(task=number, runs=len(jobs), share=share, text=text))
 
     try:
+        commit()  # now, as long as the files are those that this process has loaded
         if torch.device(place.device).type == "cuda":
             torch.cuda.set_device(place.device)
         else:

@@ -25,7 +25,7 @@ class Row:
     Attributes:
         job: What identifies it.
         result: What came out.
-        origin: How it was made: command, device, versions, date.
+        origin: How it was made: command, device, versions, commit, date.
     """
 
     job: Job

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..solvers import CoordinateDescent
+from .figure import Preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ RATE = 1e-3  # of the paper's main figures
 AT_OTHER_RATES = ("baseline", "paper", "default")
 
 
-def at_rates(others: Sequence[float]) -> list[tuple[float, str]]:
-    """Learning rates and methods: all methods at the paper's rate, three at the others."""
-    return [(RATE, method) for method in METHODS] + [(rate, method) for rate in others for method in AT_OTHER_RATES]
+def at_rates(others: Sequence[float], preset: Preset) -> list[tuple[float, str]]:
+    """Learning rates and methods: all methods at the paper's rate; at the others all in the preset "paper", else three."""
+    methods = tuple(METHODS) if preset == "paper" else AT_OTHER_RATES
+    return [(RATE, method) for method in METHODS] + [(rate, method) for rate in others for method in methods]

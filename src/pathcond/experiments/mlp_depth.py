@@ -41,12 +41,12 @@ PRESETS: dict[Preset, tuple[Settings, int, tuple[int, ...], int]] = {  # with wi
 
 
 def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
-    """All methods at the paper's learning rate, three at the others."""
+    """All methods at the paper's learning rate; at the others all in the preset "paper", else three."""
     settings, width, depths, repetitions = PRESETS[preset]
     return [
         asdict(settings) | {"width": width, "depth": depth, "learning_rate": rate, "method": method, "seed": seed}
         for depth in depths
-        for rate, method in at_rates(OTHER_RATES)
+        for rate, method in at_rates(OTHER_RATES, preset)
         for seed in range(seeds or repetitions)
     ]
 

@@ -21,16 +21,13 @@ from types import ModuleType
 from typing import Any, cast
 
 from ..data import load as load_data
+from ..errors import FailedRunsError
 from .engines import ENGINES, Ended, Event, Finished
 from .figure import Figure, Job, Place, Preset, Row
 from .rows import Rows, RowsError, locked
 from .style import drawings, save
 
 REPETITIONS = ("seed", "repetition")  # settings of a job whose number the user may choose
-
-
-class FailedRunsError(RuntimeError):
-    """Some runs have no result; the message names them, with the error of each."""
 
 
 @dataclass(frozen=True, kw_only=True)

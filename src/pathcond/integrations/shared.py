@@ -84,7 +84,9 @@ class ConditionedTraining:
             on_report(report)
 
         begin = time.perf_counter()
-        prepared = prepare(model, example_inputs, **{k: options[k] for k in ("normalization", "approximate") if k in options})
+        captured = {name: options.pop(name) for name in ("other_inputs", "exclude") if name in options}
+        settings = {name: options[name] for name in ("normalization", "approximate", "frozen") if name in options}
+        prepared = prepare(model, example_inputs, **settings, **captured)
         preparing = {"symmetry": time.perf_counter() - begin}
         if fresh and self.condition:
             report = condition_(model, prepared, optimizer=optimizer, **options)

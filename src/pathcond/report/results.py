@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 VERSIONS = ("pathcond", "torch", "python")
+SAID_APART = ("command", "commit", "date", "seconds", *VERSIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +155,13 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
     missing = sweep.missing
     count = f"{len(rows):,} of {len(rows) + len(missing):,}" if missing else f"{len(rows):,}"
     origins = [row.origin for row in rows]
-    keys = dict.fromkeys(key for origin in origins for key in origin if key not in ("command", "date", "seconds", *VERSIONS))
+    keys = dict.fromkeys(key for origin in origins for key in origin if key not in SAID_APART)
     facts = {str(key): ", ".join(_distinct(origins, key)) for key in sorted(keys, key=lambda key: key != "device")}
     versions = [f"{key} {', '.join(found)}" for key in VERSIONS if (found := _distinct(origins, key))]
     days = sorted({date[:10] for date in _distinct(origins, "date")})
     seconds = [s for origin in origins if isinstance(s := origin.get("seconds"), int | float)]
     facts |= {"versions": "; ".join(versions)} if versions else {}
+    facts |= {"commit": commits} if (commits := _commits(origins)) else {}
     facts |= {"date": " to ".join(dict.fromkeys((days[0], days[-1])))} if days else {}
     facts |= {"time of all runs": _duration(sum(seconds))} if seconds else {}
     smaller = "" if sweep.preset == "paper" else ", smaller than the paper's"
@@ -166,6 +169,30 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
         runs=f"{count} runs of the preset {sweep.preset}{smaller}", left=described(missing, sweep.jobs),
         commands=tuple(_distinct(origins, "command")), facts=facts,
     )  # fmt: skip
+
+
+def _commits(origins: Sequence[dict[str, Any]]) -> str:
+    """The commits that rows were made at, with their numbers of rows; empty if no row has one.
+
+    >>> _commits([{"commit": "c" * 40}, {"commit": None}, {}])
+    'cccccccccccc (1 row), not recorded (2 rows)'
+    """
+    counted = Counter(origin.get("commit") for origin in origins)
+    if not any(counted):
+        return ""
+    return ", ".join(f"{_short(commit)} ({count:,} row{'s' * (count != 1)})" for commit, count in counted.items())
+
+
+def _short(commit: object) -> str:
+    """A commit with the first twelve of its digits.
+
+    >>> _short("0123456789abcdef+changes")
+    '0123456789ab+changes'
+    """
+    if not commit:
+        return "not recorded"
+    digits, plus, changes = str(commit).partition("+")
+    return f"{digits[:12]}{plus}{changes}"
 
 
 def _distinct(origins: Sequence[dict[str, Any]], key: str) -> list[str]:

@@ -34,10 +34,13 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
 
 
 @rule("index", family=INDEXING)
-def index(scales: Scales, x: Any, indices: Any) -> Labels:
-    labels = scales.labels(x)
+def index(scales: Scales, x: Any, indices: Any) -> Any:
     values = [None if given is None else scales.value(given) for given in indices]
     known = all(given is None or value is not None for given, value in zip(indices, values, strict=True))
+    x = scales.simplified(x)
+    if known and scales.is_weight(x):
+        return scales.picked(x, lambda at: at[tuple(slice(None) if v is None else v for v in values)])
+    labels = scales.labels(x)
     axes: list[int] = []
     axis = 0
     for given, value in zip(indices, values, strict=True):
@@ -54,8 +57,11 @@ def index(scales: Scales, x: Any, indices: Any) -> Labels:
 
 
 @rule("index_select", family=INDEXING)
-def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Labels:
-    labels, value = scales.labels(x), scales.value(index)
+def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Any:
+    x, value = scales.simplified(x), scales.value(index)
+    if value is not None and scales.is_weight(x):
+        return scales.picked(x, lambda at: at.index_select(dim, value))
+    labels = scales.labels(x)
     if value is None:
         scales.pin(index, "is an index")
         return Labels(scales.agree(labels, [dim]).ids, scales.node.shape)

@@ -1,0 +1,117 @@
+"""All captures that a model's Symmetry must satisfy: both modes, on every example, at other sizes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .aliasing import writes
+from .errors import UnsupportedModelError
+from .graph import Graph, Node, capture
+from .sizes import Example, examples_of_other_sizes
+from .trees import tree_leaves, tree_map
+
+logger = logging.getLogger("pathcond")
+
+# Nodes of these ops differ between the modes of one and the same program.
+BY_MODE = ("dropout", "batch_norm", "instance_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What a model computes on one example.
+
+    Attributes:
+        example: The inputs.
+        graphs: Eval mode first, then train mode.
+    """
+
+    example: Example
+    graphs: tuple[Graph, ...]
+
+
+def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None) -> list[Captured]:
+    """Capture a model on the user's examples and on one of other sizes.
+
+    Args:
+        model: Any module, not wrapped.
+        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs.
+        other_inputs: A second example, or a list of them.
+
+    Raises:
+        UnsupportedModelError: The model cannot be captured on an example that the user gave.
+    """
+    others = other_inputs if isinstance(other_inputs, list) else [other_inputs]
+    given = [Example(example_inputs), *(Example(inputs) for inputs in others if inputs is not None)]
+    found = [Captured(example=example, graphs=_both_modes(model, example)) for example in given]
+    derived = examples_of_other_sizes(model, example_inputs)
+    for example in derived:
+        try:
+            graphs = [capture(model, example.inputs, training=False)]
+            # Another capture in train mode tells nothing new where both modes run the same program.
+            if not all(is_same_program(found[0].graphs[0], graph) for graph in found[0].graphs):
+                graphs += [capture(model, example.inputs, training=True)]
+        except UnsupportedModelError as error:
+            logger.info("The model cannot be captured at other sizes than the example's: %s", error)
+            continue
+        found.append(Captured(example=example, graphs=tuple(graphs)))
+    return found
+
+
+def _both_modes(model: nn.Module, example: Example) -> tuple[Graph, ...]:
+    return tuple(capture(model, example.inputs, training=training) for training in (False, True))
+
+
+def is_same_program(graph: Graph, other: Graph) -> bool:
+    """Whether two graphs make the same calls on the same values, up to what the mode changes.
+
+    >>> import torch
+    >>> layers = [torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)]
+    >>> model = torch.nn.Sequential(*layers)
+    >>> graphs = [capture(model, torch.randn(5, 3), training=training) for training in (False, True)]
+    >>> is_same_program(*graphs)
+    True
+    """
+    return _calls(graph) == _calls(other)
+
+
+def _calls(graph: Graph) -> list[Any]:
+    number: dict[Node, Any] = {}
+    calls: list[Any] = []
+    for node in graph.nodes:
+        if node.target is None:
+            number[node] = node.name
+        elif not _only_counts(node):
+            arguments = tree_map(lambda a: number.get(a) if isinstance(a, Node) else a, node.bound)
+            if node.op in BY_MODE:
+                arguments = next(iter(arguments.values()))
+            number[node] = len(calls)
+            calls.append((node.op, node.shape, repr(arguments)))
+    return calls
+
+
+def _only_counts(node: Node) -> bool:
+    """Whether the node advances an integer buffer: a norm counts its batches in train mode."""
+    return (
+        writes(node)
+        and isinstance(node.dtype, torch.dtype)
+        and not node.dtype.is_floating_point
+        and all(operand.op == "buffer" for operand in node.operands)
+    )
+
+
+def list_parameters_read(captured: Iterable[Captured]) -> set[str]:
+    """Names of all parameters that some capture reads."""
+    return {
+        operand.name
+        for capture in captured
+        for graph in capture.graphs
+        for operands in [*(node.operands for node in graph.nodes), tree_leaves(graph.outputs)]
+        for operand in operands
+        if isinstance(operand, Node) and operand.op == "parameter"
+    }
