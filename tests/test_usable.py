@@ -78,7 +78,7 @@ def test_masks_may_be_infinite() -> None:
             self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
 
         def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return (mask.softmax(-1) @ x).matmul(self.first.weight.T).relu() @ self.last.weight.T
+            return self.last(self.first(mask.softmax(-1) @ x).relu())
 
     mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     assert condition_(Masked(), (torch.randn(5, 3), mask)).num_units == 4
@@ -87,13 +87,13 @@ def test_masks_may_be_infinite() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_is_no_module(verb: str) -> None:
     if verb != "teleport":
-        with pytest.raises(TypeError, match=r"The model is a dict: pass a torch.nn.Module"):
+        with pytest.raises(TypeError, match=r"The model is of type OrderedDict: pass a torch.nn.Module"):
             VERBS[verb](network().state_dict().copy(), torch.randn(6, 3))
         with pytest.raises(TypeError, match="The model is the class Linear, not one of its instances"):
             VERBS[verb](nn.Linear, torch.randn(6, 3))
     else:
         optimizer = torch.optim.SGD(network().parameters())
-        with pytest.raises(TypeError, match=r"The model is a function: pass a torch.nn.Module"):
+        with pytest.raises(TypeError, match=r"The model is of type function: pass a torch.nn.Module"):
             pathcond.teleport(optimizer, network, torch.randn(6, 3))  # type: ignore[arg-type]
 
 

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .errors import UnsupportedModelError
 from .interrupts import uninterrupted
 from .sharding import is_sharded
-from .usable import differing_types, require_usable
+from .usable import require_usable
 
 TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]*)')
@@ -117,7 +117,11 @@ def wrapped(model: nn.Module) -> Iterator[nn.Module]:
     accelerate puts autocast into ``forward`` itself; the last one has its own forward back.
     """
     if not isinstance(model, nn.Module):
-        what = f"the class {model.__name__}, not one of its instances" if isinstance(model, type) else f"a {type(model).__name__}"
+        what = (
+            f"the class {model.__name__}, not one of its instances"
+            if isinstance(model, type)
+            else f"of type {type(model).__name__}"
+        )
         raise TypeError(f"The model is {what}: pass a torch.nn.Module.")
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
     while True:
@@ -304,11 +308,9 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
         except Exception as error:
             mode = "train" if training else "eval"
             summary = str(error).strip().split("\n")[0][:500]
-            types = differing_types(model, args, kwargs)
             raise UnsupportedModelError(
                 f"{type(model).__name__} could not be captured in {mode} mode: {type(error).__name__}: {summary}\n"
-                + (f"{types}\n" if types else "")
-                + "If the model rejects the inputs, check their shapes, types and device"
+                "If the model rejects the inputs, check their shapes, types and device"
                 + (" (BatchNorm in train mode needs at least two samples)" if training else "")
                 + (". Of a Hugging Face decoder set model.config.use_cache = False" if "Cache" in summary else "")
                 + ". If its control flow depends on the data (an `if` on a tensor's value), torch.export cannot follow it: "

@@ -36,10 +36,10 @@ from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .errors import EnergyRangeError, UnsupportedModelError
 from .graph import Graph, Node, as_call, canonical_names, capture, untouched, unwrap
 from .interrupts import interruptible, uninterrupted
-from .outputs import split_samples
+from .outputs import require_fitting_types, split_samples
 from .ranks import Ranks
 from .sharding import gathered, is_sharded, local, sharded_like
-from .usable import unusable_weights
+from .usable import require_usable, unusable_weights
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -138,6 +138,8 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     if isinstance(example_inputs, Sample):
         return example_inputs
     model = unwrap(model)
+    require_usable(*as_call(example_inputs))
+    require_fitting_types(model, example_inputs)
     samples = split_samples(model, example_inputs)
     graph = capture(model, samples[0], training=False)
     _refuse_written_parameters(graph)

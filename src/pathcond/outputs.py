@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .errors import UnsupportedModelError
 from .graph import as_call, fresh_call, replaced, untouched
 from .interrupts import interruptible, uninterrupted
 from .sharding import computes_in, reshard
+from .usable import differing_types
 
 
 def default_tolerance(model: nn.Module, computed_in: Iterable[torch.dtype] = ()) -> float:
@@ -44,6 +46,20 @@ def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Ten
         finally:
             reshard(model)
     return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
+
+
+def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:
+    """Refuse a batch of another floating-point type than the parameters', if the model does not convert it.
+
+    A capture would not notice, because it computes no values.
+    """
+    found = differing_types(model, *as_call(example_inputs))
+    if not found or any(parameter.is_meta for parameter in model.parameters()):
+        return
+    try:
+        example_outputs(model, example_inputs, {}, training=False)
+    except RuntimeError as error:
+        raise UnsupportedModelError(f"{found} The model fails on it: {str(error).splitlines()[0]}") from error
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
