@@ -453,7 +453,7 @@ def _unrepeatable(model: nn.Module, symmetry: Symmetry, ranks: Ranks, *, trainin
         return ""
     one, other = (example_outputs(model, symmetry.example_inputs, {}, training=training) for _ in range(2))
     change = output_change(one, other)
-    if change <= limit:
+    if not change > max(limit, 0.0):
         return ""
     return (
         f"two runs on the same batch with the same weights differ by {change:.3g} (relative) in {'train' if training else 'eval'} "
