@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,28 @@ def branching():
 
 def number():
     return 3
+
+def sized(width, depth=2):
+    return mlp()
+
+def failing():
+    return helper(0)
+
+def helper(width):
+    return 1 / width
+
+def inside_torch():
+    return torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+def exiting():
+    raise SystemExit("usage: train.py")
+
+def broken():
+    model, inputs = with_inputs()
+    model[0].weight.data[0, 0] = float("nan")
+    return model, inputs
+
+model = mlp()
 """
 
 
@@ -120,6 +145,64 @@ def test_wrong_factories(file: str) -> None:
         assert code == 2
         assert message in err
     assert run(f"{file}:mlp", "--input", "5y3")[0] == 2
+
+
+@pytest.mark.parametrize(("name", "parts"), [
+    ("failing", ("ZeroDivisionError: division by zero", "factories.py:", "`return 1 / width`")),
+    ("inside_torch", ("RuntimeError", "factories.py:", "`return torch.zeros(2, 3) @ torch.zeros(2, 3)`")),
+    ("exiting", ("SystemExit: usage: train.py", "factories.py:")),
+    ("sized", ("needs arguments (width)",)),
+    ("model", ("is a model, not a function",)),
+    ("nn", ("is a Python module, not a function",)),
+])  # fmt: skip
+def test_errors_in_a_factory_are_shown_in_one_line(file: str, name: str, parts: tuple[str, ...]) -> None:
+    code, out, err = run(f"{file}:{name}")
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+
+
+@pytest.mark.parametrize(("text", "parts"), [
+    ("x = 1\ndef make(:\n    pass\n", ("SyntaxError", ":2 `def make(:`")),
+    ("import json\nimport no_such_package\n", ("ModuleNotFoundError", "no_such_package", ":2 `import no_such_package`")),
+    ("\nraise OSError('no data')\n", ("OSError: no data", ":2 `raise")),
+])  # fmt: skip
+def test_errors_in_a_file_are_shown_in_one_line(text: str, parts: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "theirs.py"
+    path.write_text(text)
+    code, out, err = run(f"{path}:make")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    for part in (str(path), *parts):
+        assert part in err
+
+
+def test_errors_in_an_installed_module_are_shown_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_package.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, err = run("their_package:make")
+    assert (code, out) == (2, "")
+    assert "ModuleNotFoundError: No module named 'no_such_dependency'" in err
+    assert "their_package.py:1 `import no_such_dependency`" in err
+
+
+def test_a_file_does_not_hide_a_module_of_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text(FACTORIES)
+    assert run(f"{tmp_path}/random.py:with_inputs")[0] == 0
+    assert sys.modules["random"] is random
+
+
+def test_weights_that_are_not_finite_are_named(file: str) -> None:
+    code, out, _ = run(f"{file}:broken")
+    assert code == 0
+    assert "0.weight (4, 3) has NaN or infinite values" in out
+    assert json.loads(run(f"{file}:broken", "--json")[1])["unusable_weights"][0].startswith("0.weight (4, 3) has NaN")
+    assert json.loads(run(f"{file}:with_inputs", "--json")[1])["unusable_weights"] == []
+    code, out, _ = run(f"{file}:broken", "--paths")
+    assert code == 0
+    assert "0.weight (4, 3) has NaN or infinite values" in out
 
 
 def test_a_model_that_cannot_be_analysed(file: str) -> None:
@@ -255,6 +338,27 @@ def smooth():
         page.write_text("precious")
         assert self.run(f"{target}:net", "--out", tmp_path / "new.safetensors", "--report", page)[0] == 2
         assert not (tmp_path / "new.safetensors").exists()
+
+    @pytest.mark.parametrize("linked", [False, True])
+    def test_only_regular_files_are_replaced(self, target: str, tmp_path: Path, linked: bool) -> None:
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        path = tmp_path / "link" if linked else pipe
+        if linked:
+            path.symlink_to(pipe)
+        new = tmp_path / "new.safetensors"
+        for options in (("--out", path), ("--out", new, "--report", path), ("--out", os.devnull)):
+            code, _, err = self.run(f"{target}:net", *options, "--force")
+            assert code == 2
+            assert "a pipe" in err
+        for command in ("demo", "report"):
+            arguments = [command, *([str(tmp_path)] if command == "report" else []), "--out", str(path)]
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 2
+            assert "a pipe" in result.stderr
+        assert pipe.is_fifo()
+        assert not new.exists()
+        assert Path(os.devnull).is_char_device()
 
     def test_a_failed_write_leaves_what_was_there(self, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full_disk(*_: object, **__: object) -> None:

@@ -356,3 +356,48 @@ def test_the_gradient_of_a_bounded_problem_leaves_out_what_is_held() -> None:
     point = Problem.of(symmetry, g, (zero, zero)).at(zero)
     assert point.residual == 0.0
     assert float(point.gradient.norm()) > 0
+
+
+class InnerAutocast(nn.Module):
+    """Float32 weights; the last layer computes in another type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.first, self.second, self.last = nn.Linear(8, 32), nn.Linear(32, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(torch.relu(self.first(x)))
+        with torch.autocast("cpu", dtype=self.dtype):
+            return self.last(x).float()
+
+
+@pytest.mark.parametrize(("dtype", "units"), [(torch.bfloat16, 40), (torch.float16, 32)])
+def test_autocast_inside_forward_sets_the_precision(dtype: torch.dtype, units: int) -> None:
+    """Values that enter float16 keep their scale, because other inputs could overflow it."""
+    model, x = InnerAutocast(dtype), torch.randn(64, 8)
+    with torch.no_grad():
+        model.first.weight *= torch.logspace(-1, 1, 32)[:, None]
+        model.second.weight *= torch.logspace(-1, 1, 8)[:, None]
+    others = torch.randn(500, 8) * torch.logspace(-2, 2, 500)[:, None]
+    before = model(others)
+    report = condition_(model, x)
+    assert report.num_units == units
+    assert report.rounded
+    assert report.log_scales.any()
+    assert torch.equal(model(others), before)  # powers of two commute with rounding
+
+
+def test_conversions_elsewhere_do_not_loosen_the_tolerance() -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.aside = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.last(torch.relu(self.first(x))), self.aside(x).bfloat16()
+
+    symmetry = pathcond.find_symmetry(Aside(), torch.randn(5, 8))
+    assert symmetry.num_units == 32
+    assert symmetry.computed_in == {torch.float32}
+    assert not condition_(Aside(), torch.randn(5, 8)).rounded

@@ -183,6 +183,64 @@ def test_a_dependence_that_the_graph_does_not_show() -> None:
     assert handle.id in model[0]._forward_hooks
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_with_a_generator_of_its_own(training: bool) -> None:
+    class Noisy(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+            self.numbers = random.Random(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (self.numbers.random() if self.training is training else 1.0)
+
+    model = Noisy()
+    symmetry = pathcond.find_symmetry(model, torch.randn(5, 3))
+    message = refusal(model, symmetry, torch.ones(4), train_tolerance=1e-2)
+    assert "the model draws random numbers from a generator of its own" in message
+    assert ("train mode" if training else "eval mode") in message
+
+
+class TestOptimizers:
+    """An optimizer that is passed must be one of the model's."""
+
+    def setup_method(self) -> None:
+        torch.manual_seed(0)
+        self.model, self.inputs = make("mlp")
+        self.other, _ = make("mlp")
+        self.symmetry = pathcond.find_symmetry(self.model, self.inputs)
+        self.own = torch.optim.SGD(self.model.parameters())
+        self.foreign = torch.optim.Adam(self.other.parameters())
+
+    @pytest.mark.parametrize("state", ["transport", "reset", "keep"])
+    def test_of_another_model(self, state: str) -> None:
+        for optimizer in (self.foreign, [self.own, self.foreign]):
+            options = {"optimizer": optimizer, "optimizer_state": state}
+            assert "Adam holds none of the model's parameters" in refusal(self.model, self.symmetry, torch.ones(9), **options)
+        before = snapshot(self.model)
+        with pytest.raises(pathcond.RescalingError, match="holds none"):
+            pathcond.condition_(self.model, self.inputs, optimizer=self.foreign)
+        assert unchanged(self.model, before)
+        with pytest.raises(pathcond.RescalingError, match="holds none"):
+            pathcond.teleport([self.foreign, self.own], self.model, self.inputs)
+
+    def test_of_two_models(self) -> None:
+        joint = torch.optim.SGD([*self.model.parameters(), *self.other.parameters()])
+        pathcond.rescale_(self.model, self.symmetry, torch.ones(9), optimizer=joint)
+
+    def test_of_some_of_its_parameters(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO", logger="pathcond")
+        pathcond.rescale_(self.model, self.symmetry, torch.ones(9), optimizer=self.own)
+        assert "in no optimizer" not in caplog.text
+        some = torch.optim.SGD(self.model[0].parameters())
+        pathcond.rescale_(self.model, self.symmetry, torch.ones(9), optimizer=some)
+        assert "3 rescaled parameters are in no optimizer: 2.weight" in caplog.text
+
+    def test_of_float32_masters(self) -> None:
+        masters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        optimizer = torch.optim.SGD(masters.values())
+        pathcond.rescale_(self.model, self.symmetry, torch.ones(9), optimizer=optimizer, copies=[masters])
+
+
 # -- everything else is as before ------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .graph import fresh_call, replaced, untouched
+from .interrupts import interruptible, uninterrupted
 from .sharding import reshard
 
 ARGUMENTS: dict[Any, tuple[str, ...]] = {
@@ -46,9 +47,10 @@ def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
     args, kwargs = fresh_call(model, example_inputs)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     recorder = _VarianceRecorder({id(buffer): name for name, buffer in buffers.items()})
-    with untouched(model, training=True), replaced(model, buffers), torch.no_grad(), recorder:
+    with uninterrupted(), untouched(model, training=True), replaced(model, buffers), torch.no_grad(), recorder:
         try:
-            model(*args, **kwargs)
+            with interruptible():
+                model(*args, **kwargs)
         finally:
             reshard(model)
     return recorder.variances

@@ -13,6 +13,7 @@ from torch import nn
 from .aliasing import writes
 from .errors import UnsupportedModelError
 from .graph import Graph, Node, capture
+from .outputs import require_fitting_types
 from .sizes import Example, examples_of_other_sizes
 from .trees import tree_leaves, tree_map
 
@@ -49,6 +50,8 @@ def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None)
     others = other_inputs if isinstance(other_inputs, list) else [other_inputs]
     given = [Example(example_inputs), *(Example(inputs) for inputs in others if inputs is not None)]
     found = [Captured(example=example, graphs=_both_modes(model, example)) for example in given]
+    for example in given:
+        require_fitting_types(model, example.inputs)
     derived = examples_of_other_sizes(model, example_inputs)
     for example in derived:
         try:

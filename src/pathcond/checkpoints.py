@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from .files import refuse_special, replacing
 from .graph import canonical_names
 
 
@@ -86,7 +86,7 @@ def save(model: nn.Module, path: Path, like: Checkpoint) -> None:
     """
     from safetensors.torch import save_file
 
-    own, path = _tensors(model), Path(os.path.realpath(path))  # the file behind a link, not the link
+    own = _tensors(model)
     values: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name in like.names:
@@ -94,22 +94,11 @@ def save(model: nn.Module, path: Path, like: Checkpoint) -> None:
         shared = value.numel() > 0 and value.untyped_storage().data_ptr() in seen
         values[name] = value.clone() if shared or not value.is_contiguous() else value
         seen.add(value.untyped_storage().data_ptr())
-    name = ""
     try:
-        handle, name = tempfile.mkstemp(prefix=".pathcond.", dir=path.parent)
-        os.close(handle)
-        save_file({k: v.contiguous() for k, v in values.items()}, name, metadata={"format": "pt"} | like.metadata)
-        with open(name, "rb+") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # as any new file; temporary ones are private
-        os.replace(name, path)
+        with replacing(path) as new:
+            save_file({k: v.contiguous() for k, v in values.items()}, new, metadata={"format": "pt"} | like.metadata)
     except Exception as error:
         raise CheckpointError(f"{path} could not be written: {error}") from error
-    finally:
-        if name:
-            Path(name).unlink(missing_ok=True)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -121,7 +110,6 @@ def refuse_to_overwrite(path: Path, force: bool) -> None:
     """Raise before any work is done if the path cannot or may not be written."""
     if not path.parent.is_dir():
         raise CheckpointError(f"There is no folder {path.parent}.")
-    if path.is_dir():
-        raise CheckpointError(f"{path} is a folder: name a file.")
+    refuse_special(path)
     if os.path.lexists(path) and not force:
         raise CheckpointError(f"{path} exists: choose another name, or --force to replace it.")

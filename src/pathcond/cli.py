@@ -27,12 +27,15 @@ from .condition import condition_
 from .exits import NOTHING_TO_RESCALE, exit_code
 from .experiments import reproduction
 from .experiments.reproduction import Request, listed
+from .files import refuse_special, replacing
+from .graph import unwrap
 from .lifting import log10_paths, off_path, path_norm
 from .solvers import CoordinateDescent, ENorm, Exact
 from .symmetry import find_symmetry
 from .tables import paths_table
 from .targets import TargetError, load_target, parse_shape
 from .theory import regime
+from .usable import unusable_weights
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Rescale ReLU networks without changing their function.")
 
@@ -94,11 +97,15 @@ def inspect(
     with _exit_codes():
         model, inputs = load_target(target, parse_shape(input) if input else None)
         symmetry = find_symmetry(model, inputs, normalization=normalization.value, approximate=approximate)
-        lifting = _lifting(model, inputs, normalization.value, approximate) if paths else None
+        unusable = unusable_weights(unwrap(model))
+        lifting = _lifting(model, inputs, normalization.value, approximate) if paths and not unusable else None
     if as_json:
-        typer.echo(json.dumps(symmetry.to_dict() | ({"paths": lifting} if lifting else {}), indent=2))
+        found = symmetry.to_dict() | {"unusable_weights": unusable} | ({"paths": lifting} if lifting else {})
+        typer.echo(json.dumps(found, indent=2))
     else:
         typer.echo(str(symmetry) + (f"\n\n{paths_table(**lifting)}" if lifting else ""))
+        if unusable:
+            typer.echo("\n".join(["", "Weights that cannot be rescaled as they are:", *(f"  {text}" for text in unusable)]))
     if symmetry.num_units == 0:
         raise typer.Exit(NOTHING_TO_RESCALE)
 
@@ -192,6 +199,7 @@ def demo(
     with _exit_codes():
         from .demo import run
 
+        refuse_special(out)
         run(out, epochs=epochs)
 
 
@@ -295,12 +303,12 @@ def report(
 
     target = out or folder / "report.html"
     with _exit_codes():
-        text, new = page(folder), target.with_name(f".{target.name}.new")
+        refuse_special(target)
+        text = page(folder)
         try:
-            new.write_text(text, encoding="utf-8")
-            new.replace(target)  # whole or not at all
+            with replacing(target) as new:
+                new.write_text(text, encoding="utf-8")
         except OSError as error:
-            new.unlink(missing_ok=True)
             raise OSError(f"{target} cannot be written: {error.strerror}.") from error
     typer.echo(f"Written: {target}", err=True)
 

@@ -28,6 +28,7 @@ from .solvers import DEFAULT, Solution, Solver
 from .solvers.rounding import to_powers_of_two
 from .solvers.solver import refuse_other_than_solver
 from .symmetry import SAFE_EPSILON_SHARE, FrozenPolicy, Normalization, Symmetry, find_symmetry
+from .usable import refuse_unusable_weights
 
 logger = logging.getLogger("pathcond")
 
@@ -133,15 +134,16 @@ def condition_(
         other_inputs, frozen, exclude: Further examples, and what stays as it is; see ``find_symmetry``.
         calibrate: Measure statistics of normalization layers and gates on the batch; False is the paper's computation.
         max_log_scale: Bound on |log λ|. Default: none, or 2.5 with ``approximate``.
-        round_to_power_of_two: Make the rescaling bitwise exact. Default: only for float16 and bfloat16 weights.
+        round_to_power_of_two: Make the rescaling bitwise exact. Default: only for models that have float16 or bfloat16
+            weights, or compute in these types.
         approximate: Treat smooth activations (GELU, SiLU) as ReLU and free the fronts of norms without running statistics.
             The output then changes a little; the report says by how much.
         optimizer: If given, its state moves to the new coordinates; several as a list.
         optimizer_state: "transport", "reset" or "keep".
         copies: Averages of the model (AveragedModel, EMA) and float32 masters, to be scaled along; see ``rescale_``.
         verify: Run the batch through the rescaled weights before the first write.
-        tolerance: Largest relative change of an eval output; default √eps of the least precise parameter, none with
-            ``approximate``.
+        tolerance: Largest relative change of an eval output; default √eps of the least precise type that parameters
+            have or outputs pass through, none with ``approximate``.
         train_tolerance: The same in train mode, where ε of normalization layers enters; not for "paper" and ``approximate``.
         group: The processes that hold copies of a model that is not wrapped; by default those of its wrapper.
         describe: Sample diag(G) before and after for the report; False saves that work.
@@ -167,7 +169,6 @@ def condition_(
     """
     refuse_other_than_solver(solver)
     copies = listed_copies(copies)
-    rounded = is_low_precision(unwrap(model), copies) if round_to_power_of_two is None else round_to_power_of_two
     ranks, stages = Ranks.of(model, group), _Stages(progress)
     if is_unclear(model, group):
         logger.warning(
@@ -185,6 +186,9 @@ def condition_(
             exclude=exclude,
         )
         symmetry = prepared.symmetry
+        refuse_unusable_weights(unwrap(model))
+        low = is_low_precision(unwrap(model), symmetry, copies)
+    rounded = low if round_to_power_of_two is None else round_to_power_of_two
     with ranks.together(), stages("energy"):
         needed = (solver.needs_energy or describe) and ranks.computes
         g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate) if needed else {}

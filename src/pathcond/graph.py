@@ -21,7 +21,7 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MethodType
@@ -34,7 +34,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import UnsupportedModelError
+from .interrupts import uninterrupted
 from .sharding import is_sharded
+from .usable import require_usable
 
 TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]*)')
@@ -114,6 +116,13 @@ def wrapped(model: nn.Module) -> Iterator[nn.Module]:
 
     accelerate puts autocast into ``forward`` itself; the last one has its own forward back.
     """
+    if not isinstance(model, nn.Module):
+        what = (
+            f"the class {model.__name__}, not one of its instances"
+            if isinstance(model, type)
+            else f"of type {type(model).__name__}"
+        )
+        raise TypeError(f"The model is {what}: pass a torch.nn.Module.")
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
     while True:
         yield model
@@ -202,7 +211,8 @@ def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
 def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Run the body with some parameters and buffers replaced, by identity: all names of a tied tensor at once.
 
-    torch.func.functional_call is no alternative: of a module that is used under two names it leaves the replacement behind.
+    To be used inside ``uninterrupted``. torch.func.functional_call is no alternative: of a module that is used under two names it
+    leaves the replacement behind.
     """
     places = [
         (f"{prefix}.{name}" if prefix else name, table, name, tensor)
@@ -218,8 +228,16 @@ def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
             table[name] = replacements[id(tensor)]  # type: ignore[index]
         yield
     finally:
-        for table, name, tensor in saved:
-            table[name] = tensor  # type: ignore[index]
+        try:
+            _put_back(saved)
+        except BaseException:  # raised into this thread by another one, which no signal mask prevents
+            _put_back(saved)
+            raise
+
+
+def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
+    for table, name, tensor in saved:
+        table[name] = tensor
 
 
 def require_supported(model: nn.Module, *, sharded: bool = False) -> None:
@@ -267,9 +285,17 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
     model = unwrap(model)
     require_supported(model)
     args, kwargs = as_call(example_inputs)
+    require_usable(args, kwargs)
     if any(parameter.is_meta for parameter in model.parameters()):
         args, kwargs = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, (args, kwargs))
-    with untouched(model, training=training), warnings.catch_warnings(), _quiet_export(), _momentum_as_number(model):
+    # Ctrl-C waits for the whole of it: an export that is stopped half way leaves torch unable to export anything else.
+    with (
+        uninterrupted(),
+        untouched(model, training=training),
+        warnings.catch_warnings(),
+        _quiet_export(),
+        _momentum_as_number(model),
+    ):
         warnings.simplefilter("ignore")
         try:
             try:

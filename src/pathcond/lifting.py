@@ -35,9 +35,11 @@ from .energies import PathSum
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .errors import EnergyRangeError, UnsupportedModelError
 from .graph import Graph, Node, as_call, canonical_names, capture, untouched, unwrap
-from .outputs import split_samples
+from .interrupts import interruptible, uninterrupted
+from .outputs import require_fitting_types, split_samples
 from .ranks import Ranks
 from .sharding import gathered, is_sharded, local, sharded_like
+from .usable import require_usable, unusable_weights
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -136,6 +138,8 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     if isinstance(example_inputs, Sample):
         return example_inputs
     model = unwrap(model)
+    require_usable(*as_call(example_inputs))
+    require_fitting_types(model, example_inputs)
     samples = split_samples(model, example_inputs)
     graph = capture(model, samples[0], training=False)
     _refuse_written_parameters(graph)
@@ -283,11 +287,13 @@ class _Walk:
             normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
+            stack.enter_context(uninterrupted())
             stack.enter_context(untouched(self.model, training=False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(received is not None))
             if self.ranks.sharded:
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(regathered.pack, regathered.unpack))
+            stack.enter_context(interruptible())
             try:
                 return walk.run()
             except MissingValueError:
@@ -296,9 +302,9 @@ class _Walk:
 
     def explain_overflow(self, p: float) -> None:
         """Find the first layer whose energy is not finite."""
-        bad = [name for name, parameter in self.parameters.items() if not bool(gathered(parameter).isfinite().all())]
+        bad = unusable_weights(self.model)
         if bad:
-            raise EnergyRangeError(f"Parameter {bad[0]} holds values that are not finite.")
+            raise EnergyRangeError("Path energies cannot be computed:\n  - " + "\n  - ".join(bad))
 
         def watch(node: Node, paths: PathSum) -> None:
             if not bool(paths.power.isfinite().all()):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import MismatchError
 from .factor import Factor
@@ -145,6 +145,36 @@ def listed(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]:
     if wrong or not found:
         raise TypeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {', '.join(wrong) or 'an empty list'}")
     return found
+
+
+def require_own(
+    optimizers: Iterable[torch.optim.Optimizer],
+    model: nn.Module,
+    copies: Iterable[nn.Module | Mapping[str, Tensor]] = (),
+) -> dict[int, Tensor]:
+    """Refuse optimizers of another model: each must hold a parameter of the model or of a copy of it.
+
+    Returns:
+        {id: parameter} of all that they hold, the model's or not.
+
+    Raises:
+        MismatchError: An optimizer holds none of the model's parameters.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    for copy in copies:
+        own |= {id(tensor) for tensor in (copy.parameters() if isinstance(copy, nn.Module) else copy.values())}
+    held: dict[int, Tensor] = {}
+    for optimizer in optimizers:
+        groups = [group for one in with_inner(optimizer) for group in one.param_groups]
+        its = {id(parameter): parameter for group in groups for parameter in group["params"]}
+        if own and own.isdisjoint(its):
+            raise MismatchError(
+                f"The optimizer {type(optimizer).__name__} holds none of the model's parameters; nothing was changed. "
+                "Pass the one that trains this model; if it trains float32 masters, pass them by name: "
+                "copies=[{name: master, ...}]."
+            )
+        held |= its
+    return held
 
 
 def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

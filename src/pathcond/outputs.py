@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .errors import UnsupportedModelError
 from .graph import as_call, fresh_call, replaced, untouched
+from .interrupts import interruptible, uninterrupted
 from .sharding import computes_in, reshard
+from .usable import differing_types
 
 
-def default_tolerance(model: nn.Module) -> float:
-    """√eps of the least precise parameter: far above rounding, far below a wrong symmetry."""
-    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model) or {torch.float32}
+def default_tolerance(model: nn.Module, computed_in: Iterable[torch.dtype] = ()) -> float:
+    """√eps of the least precise type: far above rounding, far below a wrong symmetry.
+
+    Args:
+        model: Its parameters' types count, and those that ``fully_shard`` runs it in.
+        computed_in: Further types that outputs pass through, such as those of ``torch.autocast`` inside forward.
+    """
+    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model) | {*computed_in} or {torch.float32}
     return max(math.sqrt(torch.finfo(dtype).eps) for dtype in types)
 
 
@@ -25,12 +33,33 @@ def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Ten
     """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as they are."""
     args, kwargs = fresh_call(model, example_inputs)
     buffers = {name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()}
-    with untouched(model, training=training), replaced(model, values | buffers), torch.no_grad(), _full_precision():
+    with (
+        uninterrupted(),
+        untouched(model, training=training),
+        replaced(model, values | buffers),
+        torch.no_grad(),
+        _full_precision(),
+    ):
         try:
-            outputs = model(*args, **kwargs)
+            with interruptible():
+                outputs = model(*args, **kwargs)
         finally:
             reshard(model)
     return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
+
+
+def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:
+    """Refuse a batch of another floating-point type than the parameters', if the model does not convert it.
+
+    A capture would not notice, because it computes no values.
+    """
+    found = differing_types(model, *as_call(example_inputs))
+    if not found or any(parameter.is_meta for parameter in model.parameters()):
+        return
+    try:
+        example_outputs(model, example_inputs, {}, training=False)
+    except RuntimeError as error:
+        raise UnsupportedModelError(f"{found} The model fails on it: {str(error).splitlines()[0]}") from error
 
 
 def _tensors(outputs: Any) -> list[Tensor]:

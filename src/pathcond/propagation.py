@@ -107,6 +107,7 @@ class Propagation(Scales):
         if node.op == "getitem":
             return arguments["0"][arguments["1"]]
         self._note_buffers(node, arguments)
+        self._pin_narrowed(node)
         operands = [a for a in tree_leaves(arguments) if isinstance(a, (Labels, Weight, Known))]
         result = self._apply(node, rule, arguments, operands)
         # A view of a parameter has not been read yet; what is made of it will be.
@@ -135,6 +136,20 @@ class Propagation(Scales):
             for operand in operands:
                 self.pin(operand, f"reaches {node.op} in a form that its rule does not cover")
             return self._unscaled(node)
+
+    def _pin_narrowed(self, node: Node) -> None:
+        """Pin operands that are silently converted to a type of smaller range, as autocast to float16 does: they may overflow."""
+        if not isinstance(node.dtype, torch.dtype) or not node.dtype.is_floating_point:
+            return
+        result = torch.finfo(node.dtype)
+        if result.eps <= self.precision:
+            return
+        for operand in node.operands:
+            dtype = operand.dtype
+            floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            # A hundredth: bfloat16 has almost the range of float32.
+            if floating and result.max < torch.finfo(dtype).max / 100 and isinstance(self.values[operand], (Labels, Weight)):
+                self.pin(self.values[operand], f"is rounded to {node.dtype}")
 
     def _times_constant(self, node: Node, arguments: dict[str, Any], known: list, operands: list) -> bool:
         """A parameter times a constant (a mask, an equalised learning rate) scales as the parameter does."""

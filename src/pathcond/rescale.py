@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,14 +22,16 @@ from .errors import MismatchError, RescalingError, TrainChangeError
 from .factor import Factor, exp
 from .graph import unwrap
 from .held import list_frozen
+from .interrupts import uninterrupted
 from .memory import is_writable, overlapping
 from .moves import Move, Setting, largest, refused
-from .optimizer_state import Optimizers, Transport, listed, transport
+from .optimizer_state import Optimizers, Transport, listed, require_own, transport
 from .outputs import default_tolerance, example_outputs, output_change
 from .ranks import Ranks
 from .sharding import computes_in, has_unreduced_gradients, is_sharded, local
 from .sizes import Example
 from .symmetry import Symmetry, fingerprint, scaled_variance
+from .usable import negative_variances
 from .values import Scaling
 
 logger = logging.getLogger("pathcond")
@@ -83,9 +83,10 @@ def rescale_(
         copies: Averages of the model (AveragedModel, EMA) and float32 masters of its parameters, to be scaled along: modules of the
             same architecture, or tensors by parameter name. Masters' gradients and optimizer state move too.
         round_to_power_of_two: Round every λ to a power of two, which makes the multiplication exact. Default:
-            only for models with float16 or bfloat16 parameters.
+            only for models that have float16 or bfloat16 parameters, or compute in these types.
         verify: Run the example batch through the rescaled weights before the first write.
-        tolerance: Largest relative change of an eval output; default √eps of the least precise parameter.
+        tolerance: Largest relative change of an eval output; default √eps of the least precise type that
+            parameters have or outputs pass through.
         train_tolerance: Largest relative change of a train output; by default it is only reported.
         group: The processes that hold copies of a model that is not wrapped; by default those of its wrapper.
 
@@ -98,18 +99,17 @@ def rescale_(
     start = time.perf_counter()
     ranks, model = Ranks.of(model, group), unwrap(model)
     change_eval = change_train = None
-    with torch.no_grad():
+    with uninterrupted(), torch.no_grad():
         with ranks.together():
             copies = listed_copies(copies)
-            rounded = is_low_precision(model, copies) if round_to_power_of_two is None else round_to_power_of_two
+            rounded = is_low_precision(model, symmetry, copies) if round_to_power_of_two is None else round_to_power_of_two
             plan = _plan(model, symmetry, log_scales, rounded, verify, listed(optimizer), optimizer_state, copies)
         ranks.same("log-scales", {"log_scales": torch.as_tensor(log_scales)})
         ranks.same("parameters", {} if ranks.alone else {n: p for n, p in model.named_parameters() if not is_sharded(p)})
         if verify:
             with ranks.together():
                 change_eval, change_train = _verify(model, symmetry, plan, ranks, tolerance, train_tolerance)
-        with _uninterrupted():
-            plan.write()  # from here on no process waits for another
+        plan.write()  # from here on no process waits for another
     if plan.transport.reset_names:
         names = plan.transport.reset_names
         message = f"The optimizer state of {len(names)} parameters cannot be moved and starts anew: {', '.join(names[:3])} ..."
@@ -152,8 +152,15 @@ class _Plan:
                 self.tensors[name].copy_(value)
             yield
         finally:
-            for name, value in saved.items():
-                self.tensors[name].copy_(value)
+            try:
+                self._put_back(saved)
+            except BaseException:  # raised into this thread by another one, which no signal mask prevents
+                self._put_back(saved)
+                raise
+
+    def _put_back(self, saved: dict[str, Tensor]) -> None:
+        for name, value in saved.items():
+            self.tensors[name].copy_(value)
 
     def write(self) -> None:
         for name, factor in self.factors.items():
@@ -171,23 +178,6 @@ class _Plan:
             reset()
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C until the body is done: half of a rescaling is another model."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or handler is None:  # not ours to change
-        yield
-        return
-    pressed: list[tuple[Any, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if pressed and callable(handler):
-        handler(*pressed[0])
-
-
 def listed_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
     """Copies of a model as a list of modules and mappings; anything else is refused."""
     if isinstance(copies, (nn.Module, Mapping)):
@@ -199,10 +189,13 @@ def listed_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
     return found
 
 
-def is_low_precision(model: nn.Module, copies: Iterable[nn.Module | Mapping[str, Tensor]] = ()) -> bool:
-    """Whether factors are powers of two by default: some weights have so few digits that any other factor costs one."""
+def is_low_precision(model: nn.Module, symmetry: Symmetry, copies: Iterable[nn.Module | Mapping[str, Tensor]] = ()) -> bool:
+    """Whether factors are powers of two by default: some weights, or what is computed from them, have so few digits that any
+    other factor costs one.
+    """
     held = [copy.parameters() if isinstance(copy, nn.Module) else copy.values() for copy in copies]
-    types = {tensor.dtype for tensors in [model.parameters(), *held] for tensor in tensors} | computes_in(model)
+    types = {tensor.dtype for tensors in [model.parameters(), *held] for tensor in tensors}
+    types |= computes_in(model) | symmetry.computed_in
     return not types.isdisjoint((torch.float16, torch.bfloat16))
 
 
@@ -238,6 +231,7 @@ def _plan(
         Setting(f"{name} of a copy", other[name].detach(), _moved_variance(other[name], symmetry.scalings[name], t))
         for other in others for name in variances if name in other
     ]  # fmt: skip
+    _say_what_no_optimizer_holds(require_own(optimizers, model, copies), scaled)
     moved = transport(optimizers, optimizer_state, scaled)
     moves += moved.moves
     problems = refused(moves)
@@ -246,6 +240,16 @@ def _plan(
     problems += [f"{one} and {other} share memory: only one of them may be passed" for one, other in overlapping(written)]
     _raise(problems)
     return _Plan(tensors=tensors, factors=factors, values=values | variances, moves=moves, settings=settings, transport=moved)
+
+
+def _say_what_no_optimizer_holds(held: dict[int, Tensor], scaled: list[tuple[str, Tensor, Factor]]) -> None:
+    """Frozen parameters, or those of an optimizer that was not passed: their state would not move along."""
+    outside = dict.fromkeys(name for name, _, _ in scaled)
+    for name, tensor, _ in scaled:
+        if id(tensor) in held:
+            outside.pop(name, None)
+    if held and outside:
+        logger.info("%d rescaled parameters are in no optimizer: %s ...", len(outside), ", ".join(list(outside)[:3]))
 
 
 def _tensors_of(copy: nn.Module | Mapping[str, Tensor], named: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
@@ -297,7 +301,7 @@ def _refuse_unusable(model: nn.Module, symmetry: Symmetry, log_scales: Tensor, t
                 f"{', '.join(kept[:3])} no longer requires a gradient, and frozen parameters stay as they are: "
                 'call find_symmetry again, or once with frozen="move".'
             )
-    problems = []
+    problems = negative_variances(model)
     if has_unreduced_gradients(model):
         problems.append("gradients of fully_shard wait to be summed over the processes: rescale after the step, or zero_grad()")
     checked = symmetry._checked(log_scales)
@@ -390,7 +394,7 @@ def _verify(
     model: nn.Module, symmetry: Symmetry, plan: _Plan, ranks: Ranks, tolerance: float | None, train_tolerance: float | None
 ) -> tuple[float, float]:
     """Relative change of the outputs in eval and train mode if the plan were written; the largest over all examples."""
-    limit = tolerance if tolerance is not None else default_tolerance(model)
+    limit = tolerance if tolerance is not None else default_tolerance(model, symmetry.computed_in)
 
     def change(example: Example, *, training: bool) -> float:
         before = example_outputs(model, example.inputs, {}, training=training)
@@ -405,17 +409,23 @@ def _verify(
     in_train = _worst(change(example, training=True) for example in symmetry.examples if example.given)
     if not in_eval <= limit:
         _raise([
-            f"the eval output would change by {in_eval:.3g} (relative), above the tolerance of {limit:.3g}: either rounding "
+            _unrepeatable(model, symmetry, ranks, training=False, limit=limit)
+            or f"the eval output would change by {in_eval:.3g} (relative), above the tolerance of {limit:.3g}: either rounding "
             "(extreme log-scales, low precision; pass a larger tolerance) or a dependence that the captured graph does not "
             "show (hooks, global state, a model that draws random numbers in eval mode)"
         ])  # fmt: skip
     why = _why_train_differs(symmetry)
     if train_tolerance is not None and not in_train <= train_tolerance:
+        unrepeatable = _unrepeatable(model, symmetry, ranks, training=True, limit=train_tolerance)
+        if unrepeatable:  # no other scales would help
+            _raise([unrepeatable])
         raise TrainChangeError(
             f"The model was not changed, because its train output would change by {in_train:.3g} (relative), above the "
             f"train_tolerance of {train_tolerance:.3g}: {why}"
         )
     if in_train > TRAIN_CHANGE_WORTH_SAYING:
+        limit = TRAIN_CHANGE_WORTH_SAYING
+        why = _unrepeatable(model, symmetry, ranks, training=True, limit=limit) or why
         logger.warning("The train-mode output changes by %.3g (relative): %s.", in_train, why)
     return in_eval, in_train
 
@@ -434,4 +444,19 @@ def _why_train_differs(symmetry: Symmetry) -> str:
     return (
         "some scales in front of a norm are small against its ε (symmetry.log_scale_bounds(model) gives the safe range), or the "
         "model draws random numbers from a generator of its own"
+    )
+
+
+def _unrepeatable(model: nn.Module, symmetry: Symmetry, ranks: Ranks, *, training: bool, limit: float) -> str:
+    """A sentence on outputs that change from run to run, whatever the weights; empty if they do not."""
+    if not ranks.alone:  # others would wait for this process if it ran the model more often than they do
+        return ""
+    one, other = (example_outputs(model, symmetry.example_inputs, {}, training=training) for _ in range(2))
+    change = output_change(one, other)
+    if not change > max(limit, 0.0):
+        return ""
+    return (
+        f"two runs on the same batch with the same weights differ by {change:.3g} (relative) in {'train' if training else 'eval'} "
+        "mode: the model draws random numbers from a generator of its own, or keeps state from call to call, so a rescaling cannot "
+        "be verified there; let it draw from torch's own generator"
     )

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from .graph import as_call, untouched
+from .interrupts import uninterrupted
 from .outputs import example_outputs
 
 # Sizes up to this one are not halved: an axis of one element hides what depends on its size.
@@ -162,7 +163,7 @@ def _accepts(model: nn.Module, example: Example) -> bool:
 def _run_on_shapes(model: nn.Module, example_inputs: Any) -> None:
     """Run the model without computing a value."""
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+    with uninterrupted(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
 
         def without_value(tensor: Tensor) -> Tensor:
             return fake.from_tensor(tensor.to("meta") if on_meta else tensor)

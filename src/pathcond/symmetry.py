@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -32,6 +32,7 @@ from .graph import Graph, Node, canonical_names, unwrap
 from .held import list_excluded, list_frozen
 from .labels import FIXED
 from .memory import overlapping
+from .precision import types_behind
 from .propagation import Propagation
 from .scales import UNSET, Scales
 from .sharding import original_class
@@ -132,6 +133,7 @@ class Symmetry:
         uncounted: Parameters that the criterion leaves out: under "paper", those of BatchNorms.
         frozen: What becomes of parameters with ``requires_grad=False``.
         examples: The inputs on which a rescaling is verified, those that the user gave first.
+        computed_in: Floating-point types that values take between a rescaled parameter and an output.
     """
 
     num_units: int
@@ -148,6 +150,7 @@ class Symmetry:
     combination: Combination = field(repr=False)
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     variances: dict[str, Tensor] = field(repr=False)
+    computed_in: frozenset[torch.dtype] = field(repr=False, default=frozenset())
 
     @property
     def example_inputs(self) -> Any:
@@ -332,7 +335,9 @@ def symmetry_of(
         reads.append(entries)
     settle_unread_entries(scales, reads)
     examples = tuple(capture.example for capture in captured)
-    return _assemble(model, examples, frozen, scales, scales.equations.solve())
+    symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
+    rescaled = [name for name, scaling in symmetry.scalings.items() if bool((scaling.plus != scaling.minus).any())]
+    return replace(symmetry, computed_in=types_behind(graphs, rescaled))
 
 
 def _refuse_other_than(choices: Any, **given: str) -> None:

@@ -10,7 +10,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import os
 import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +25,7 @@ import torch
 from torch import nn
 
 FORMS = "torchvision:NAME, timm:NAME, package.module:factory or file.py:factory"
+MAX_MESSAGE = 300  # characters of an error in the user's code
 
 
 class TargetError(ValueError):
@@ -85,28 +92,86 @@ def _library(name: str) -> ModuleType:
 
 
 def _factory(source: str, name: str) -> tuple[nn.Module, Any]:
-    if source.endswith(".py"):
-        path = Path(source)
-        spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
-        if spec is None or spec.loader is None:
-            raise TargetError(f"There is no file {source}.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(source)
-        except ImportError as error:
-            raise TargetError(f"{source} cannot be imported ({error}): write {FORMS}.") from error
+    module = _file(source) if source.endswith(".py") else _module(source)
     factory = getattr(module, name, None)
+    if isinstance(factory, (nn.Module, ModuleType)):
+        kind = "a model" if isinstance(factory, nn.Module) else "a Python module"
+        raise TargetError(
+            f"{source}:{name} is {kind}, not a function that makes a model: write one without arguments, and name that."
+        )
     if not callable(factory):
         raise TargetError(f"{source} has no callable {name!r}.{_nearest(name, dir(module))}")
-    made = factory()
+    required = _required_arguments(factory)
+    if required:
+        raise TargetError(
+            f"{source}:{name} needs arguments ({', '.join(required)}), and is called without any: name a function that calls it."
+        )
+    with _their_errors(f"{source}:{name}", source):
+        made = factory()
     if isinstance(made, nn.Module):
         return made, None
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return made
     raise TargetError(f"{source}:{name} returned {type(made).__name__}: return a model, or (model, example_inputs).")
+
+
+def _file(source: str) -> ModuleType:
+    path = Path(source)
+    name = path.stem if path.stem not in sys.modules else f"pathcond_target_{path.stem}"  # random.py must not hide Python's own
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise TargetError(f"There is no file {source}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where pickle and dataclasses look for it
+    with _their_errors(source, source):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _module(source: str) -> ModuleType:
+    try:
+        with _their_errors(source, source):
+            return importlib.import_module(source)
+    except TargetError as error:
+        missing = getattr(error.__cause__, "name", None)
+        if isinstance(error.__cause__, ModuleNotFoundError) and f"{source}.".startswith(f"{missing}."):
+            raise TargetError(f"{source} cannot be imported ({error.__cause__}): write {FORMS}.") from error
+        raise
+
+
+def _required_arguments(factory: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (ValueError, TypeError):  # a callable written in C
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in optional]
+
+
+@contextmanager
+def _their_errors(what: str, source: str) -> Iterator[None]:
+    """Whatever the user's code raises becomes one line: their error, and the line of theirs where it came from."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+        shown = type(error).__name__ + (f": {message[:MAX_MESSAGE]}" if message else "")
+        raise TargetError(f"{what} failed with {shown}, at {_their_place(error, source)}") from error
+
+
+def _their_place(error: BaseException, source: str) -> str:
+    """``file.py:12 `code` `` of the last line in the user's own file; else of the last line that is in no installed package."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno} `{(error.text or '').strip()}`"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    real = [frame for frame in frames if not frame.filename.startswith("<")]  # <frozen importlib>
+    own = [frame for frame in real if os.path.realpath(frame.filename) == os.path.realpath(source)]
+    installed = tuple(os.path.realpath(folder) for folder in set(sysconfig.get_paths().values()))
+    others = [frame for frame in real if not os.path.realpath(frame.filename).startswith(installed)]
+    for found in (own, others, real, frames):
+        if found:
+            return f"{found[-1].filename}:{found[-1].lineno} `{(found[-1].line or '').strip()}`"
+    return source
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from .condition import Prepared, condition_, prepare
 from .errors import EnergyRangeError, MismatchError, RescalingError
 from .graph import require_supported, unwrap
-from .optimizer_state import Optimizers, listed, with_inner
+from .interrupts import interruptible, uninterrupted
+from .optimizer_state import Optimizers, listed, require_own, with_inner
 from .outputs import example_outputs
 from .ranks import Ranks, refuse_unclear
 from .report import Report
@@ -188,7 +189,7 @@ class Teleportation:
                 "are. Teleport between steps: schedule=lambda step: False, and handle.now() after backward()."
             )
         try:
-            with _one_thread(self._model):
+            with uninterrupted(), _one_thread(self._model), interruptible():
                 report = condition_(self._model, self._prepared, **self._options)
         except MismatchError:
             raise
@@ -255,7 +256,7 @@ def _is_inner_call(optimizer: torch.optim.Optimizer) -> bool:
 
 def _compare(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: Any) -> None:
     """Refuse optimizers of another model; warn where they and the model do not hold the same parameters."""
-    held = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    held = require_own(optimizers, unwrap(model), copies)
     masters = [copy for copy in copies if isinstance(copy, Mapping)]
     parameters = dict(unwrap(model).named_parameters())
     outside = [
@@ -263,11 +264,6 @@ def _compare(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: 
         for name, parameter in parameters.items()
         if id(parameter) not in held and not any(id(copy.get(name)) in held for copy in masters)
     ]
-    if len(outside) == len(parameters):
-        raise ValueError(
-            "The optimizer holds none of the model's parameters. Pass the one that trains this model; if it trains float32 "
-            "masters, pass them by name: copies=[{name: master, ...}]."
-        )
     masters_held = {id(tensor) for copy in masters for tensor in copy.values()}
     foreign = [p for p in held.values() if id(p) not in {id(p) for p in parameters.values()} | masters_held]
     if foreign:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..graph import untouched, unwrap
+from ..interrupts import interruptible, uninterrupted
 from ..report import Report
 from .batches import first_batch, inputs_of, moved
 from .shared import ConditionedTraining, all_processes, counts_at, installed, sharding_error
@@ -67,7 +68,8 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
         if self.has_work(fresh):
             given = self.example_inputs
             if given is None:
-                with untouched(model, training=model.training):  # that is, all random states
+                # The mode stays, all random states are brought back.
+                with uninterrupted(), untouched(model, training=model.training), interruptible():
                     given = self._inputs_of(first_batch(kwargs["train_dataloader"]), model, args)
             self.start(
                 model, innermost(kwargs["optimizer"]), moved(given, next(model.parameters()).device),

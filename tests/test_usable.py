@@ -1,0 +1,113 @@
+"""What cannot be worked with is named in a sentence, and the model stays what it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathcond
+from pathcond import (
+    RescalingError,
+    UnsupportedModelError,
+    condition_,
+    diag_g,
+    find_symmetry,
+    prepare,
+)
+
+VERBS: dict[str, Callable[[Any, Any], object]] = {
+    "find_symmetry": find_symmetry,
+    "prepare": prepare,
+    "condition_": condition_,
+    "diag_g": diag_g,
+    "teleport": lambda model, batch: pathcond.teleport(torch.optim.SGD(model.parameters()), model, batch),
+}
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def with_entry(value: float) -> Tensor:
+    batch = torch.randn(6, 3)
+    batch[1, 2] = value
+    return batch
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("batch", "message"), [
+    (torch.empty(0, 3), r"empty \(input 0 \(0, 3\)\)"),
+    (with_entry(math.nan), r"input 0 \(6, 3\) holds 1 NaN"),
+    (with_entry(math.inf), r"input 0 \(6, 3\) holds 1 infinities"),
+    (with_entry(-math.inf), r"input 0 \(6, 3\) holds 1 infinities"),
+    ({"input": with_entry(math.nan)}, r"input input \(6, 3\) holds 1 NaN"),
+    (torch.randn(6, 3).double(), r"Input 0 is torch.float64 and the model's parameters are torch.float32"),
+])  # fmt: skip
+def test_batches(verb: str, batch: Any, message: str) -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UnsupportedModelError, match=message):
+        VERBS[verb](model, batch)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_batch_of_fewer_digits_than_the_model() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"float32 and the model's parameters are torch.float64"):
+        find_symmetry(network().double(), torch.randn(6, 3))
+
+
+def test_batches_that_the_model_converts_are_welcome() -> None:
+    class Converting(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self[0].weight.dtype))
+
+    model = Converting(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert condition_(model, torch.randn(6, 3).double()).num_units == 4
+
+
+def test_masks_may_be_infinite() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.last(self.first(mask.softmax(-1) @ x).relu())
+
+    mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    assert condition_(Masked(), (torch.randn(5, 3), mask)).num_units == 4
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_no_module(verb: str) -> None:
+    if verb != "teleport":
+        with pytest.raises(TypeError, match=r"The model is of type OrderedDict: pass a torch.nn.Module"):
+            VERBS[verb](network().state_dict().copy(), torch.randn(6, 3))
+        with pytest.raises(TypeError, match="The model is the class Linear, not one of its instances"):
+            VERBS[verb](nn.Linear, torch.randn(6, 3))
+    else:
+        optimizer = torch.optim.SGD(network().parameters())
+        with pytest.raises(TypeError, match=r"The model is of type function: pass a torch.nn.Module"):
+            pathcond.teleport(optimizer, network, torch.randn(6, 3))  # type: ignore[arg-type]
+
+
+def test_weights() -> None:
+    model, batch = network(), torch.randn(6, 3)
+    symmetry = find_symmetry(model, batch)
+    model[1].running_var[2] = -0.25
+    with pytest.raises(RescalingError, match=r"1.running_var\[2\] is -0.25, a negative variance"):
+        condition_(model, batch)
+    with pytest.raises(RescalingError, match=r"1.running_var\[2\] is -0.25, a negative variance"):
+        pathcond.rescale_(model, symmetry, torch.ones(4))
+    model[1].running_var[2] = math.nan
+    model[0].bias.data[1] = math.inf
+    with pytest.raises(RescalingError) as caught:
+        condition_(model, batch)
+    assert "0.bias (4,) has NaN or infinite values" in str(caught.value)
+    assert "1.running_var (4,) has NaN or infinite values" in str(caught.value)
