@@ -267,6 +267,7 @@ def symmetry_of(
     )
     for graph in graphs:
         scales.run(graph)
+    scales.settle_zero_reads()
     return _assemble(model, example_inputs, scales, scales.equations.solve())
 
 

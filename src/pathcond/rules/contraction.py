@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import labels as lb
-from ..labels import ANY, FIXED, Labels
+from ..labels import ANY, Labels
 from .table import energy, rule
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     if a.fixed and b.fixed:
         return lb.constant(shape)
     joint = out_axes + "".join(sorted(set(x_axes + w_axes) - set(out_axes)))
+    a = _agree_where_constant(scales, a, x_axes, b, w_axes, out_axes)
+    b = _agree_where_constant(scales, b, w_axes, a, x_axes, out_axes)
     a_ids, b_ids = _arrange(a.ids, x_axes, joint), _arrange(b.ids, w_axes, joint)
     size = 1
     for m, n in zip(a_ids.shape, b_ids.shape, strict=True):
@@ -55,11 +57,24 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     return Labels(agreed.ids.reshape(agreed.ids.shape[: len(out_axes)]), shape)
 
 
+def _agree_where_constant(
+    scales: Scales, a: Labels, a_axes: str, b: Labels, b_axes: str, out_axes: str
+) -> Labels:
+    """Equate the labels of ``a`` along summed axes on which those of ``b`` do not vary.
+
+    The sum over i of a_i · b asks for that anyway. Doing it first keeps the table of all products small.
+    """
+    if bool((b.ids == ANY).any()):
+        return a
+    varying = {axis for axis, size in zip(b_axes, b.ids.shape, strict=True) if size > 1}
+    kept = varying | set(out_axes)
+    return scales.agree(a, [i for i, axis in enumerate(a_axes) if axis not in kept])
+
+
 def _through_weight(scales: Scales, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
     w_sizes = dict(zip(w_axes, w.shape, strict=True))
     positions = [i for i, axis in enumerate(x_axes) if w_sizes.get(axis, 1) == 1]
     read = _arrange(scales.agree(x, positions).ids, x_axes, w_axes)
-    read = read.masked_fill(read == ANY, FIXED)  # a weight that reads only zeros may do as it likes
     sizes = w_sizes | {axis: size for axis, size in zip(x_axes, x.shape, strict=True) if size > 1 or axis not in w_axes}
     fresh_shape = [size if axis in out_axes else 1 for axis, size in zip(w_axes, w.shape, strict=True)]
     given = scales.scale_weight(w, read, fresh_shape)
