@@ -8,6 +8,7 @@ from . import (
     normalization,
     recurrent,
     reduction,
+    scattering,
     shape,
 )
 from .table import RULES, Rule
@@ -22,5 +23,6 @@ __all__ = [
     "normalization",
     "recurrent",
     "reduction",
+    "scattering",
     "shape",
 ]

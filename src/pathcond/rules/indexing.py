@@ -70,15 +70,6 @@ def gather(scales: Scales, x: Any, dim: int, index: Any, indices: Any) -> Labels
     return Labels(scales.agree(labels, varying).ids, scales.node.shape)
 
 
-@rule("scatter", "index_put", "index_copy", "index_add", "scatter_add", "masked_scatter", "slice_scatter", "select_scatter",
-      family=INDEXING)  # fmt: skip
-def scatter(scales: Scales, x: Any, index: Any, indices: Any, src: Any, values: Any, value: Any, source: Any) -> Labels:
-    """Rare in networks: what is written and what it is written into are fixed."""
-    for operand in (index, *(indices or ()), src, values, value, source):
-        scales.pin(operand, "is written into part of a tensor")
-    return scales.pin(x, "is partly overwritten")
-
-
 @rule("tril", "triu", family=INDEXING)
 def triangle(scales: Scales, x: Any) -> Labels:
     return scales.labels(x)
@@ -98,10 +89,29 @@ def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
 
 @energy("index", measures=True)
 def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
-    """Known indices are executed on the energies; others end the paths."""
-    if any(isinstance(given, (Frozen, PathSum)) for given in indices):
+    """What the example batch picks; uncalibrated one path per element that may be picked."""
+    power = energies.summand(x)
+    unknown = any(isinstance(given, (Frozen, PathSum)) for given in indices)
+    if not unknown or energies.calibrate:
+        return energies.averaged(lambda at: power[_subscript(at)], "indices")
+    if any(given is not None and _is_mask(given) for given in energies.node.bound["indices"]):
         return FREEZE
-    return energies.summand(x)[tuple(slice(None) if given is None else given.value for given in indices)]
+    picked = power.sum([i for i, given in enumerate(indices) if given is not None], keepdim=True)
+    return picked[_subscript(_origins(energies.node.bound["indices"]))].expand(energies.node.shape)
+
+
+def _subscript(indices: Any) -> tuple[Any, ...]:
+    return tuple(slice(None) if given is None else given for given in indices)
+
+
+def _origins(indices: Any) -> list[Tensor | None]:
+    """Indices of the same rank that all point to the first element."""
+    ranks = [None if given is None else len(given.shape) for given in indices]
+    return [None if n is None else torch.zeros([1] * n, dtype=torch.long) for n in ranks]
+
+
+def _is_mask(index: Any) -> bool:
+    return index.dtype == torch.bool
 
 
 @energy("index_select", "gather", "take_along_dim", measures=True)
@@ -115,12 +125,7 @@ def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Te
     return energies.summand(x).sum(dim, keepdim=True).expand(energies.node.shape)
 
 
-@energy("tril", "triu", "slice_scatter", "select_scatter", "index_put", "index_copy", "index_add", "scatter", "scatter_add")
-def placed(energies: Energies, index: Any, indices: Any, alpha: Any, value: Any, reduce: Any) -> Any:
-    """Known indices are executed on the energies; others end the paths."""
-    unknown = [given for given in (index, *(indices or ())) if isinstance(given, (Frozen, PathSum))]
-    if unknown or reduce is not None:
-        return FREEZE
-    numbers = {"alpha": energies.power(alpha)} if alpha is not None else {}
-    numbers |= {"value": energies.summand(value)} if isinstance(value, (int, float)) else {}
-    return energies.itself({name: float(number) for name, number in numbers.items()})
+@energy("tril", "triu")
+def triangle_energy(energies: Energies) -> Tensor:
+    """The op itself, run on the energies."""
+    return energies.itself()
