@@ -159,19 +159,19 @@ class Energies(ABC):
             total = total + self.power(value) / samples
         return total
 
-    def averaged(self, function: Callable[[Any], Tensor], name: str) -> Tensor:
-        """Mean of function(operand) over the example batch, for an operand that selects.
+    def averaged(self, function: Callable[..., Tensor], *names: str) -> Tensor:
+        """Mean of function(operands) over the example batch, for operands that select.
 
         Such an operand is an index, a list of them, or a condition.
         """
-        operand = self._real(name)
-        samples = [leaf for leaf in tree_leaves(operand) if isinstance(leaf, Samples)]
+        operands = [self._real(name) for name in names]
+        samples = [leaf for leaf in tree_leaves(operands) if isinstance(leaf, Samples)]
         if not samples:
-            return function(operand)
+            return function(*operands)
         count = len(samples[0].values)
-        total = function(_of_sample(operand, 0))
+        total = function(*_of_sample(operands, 0))
         for i in range(1, count):
-            total = total + function(_of_sample(operand, i))
+            total = total + function(*_of_sample(operands, i))
         return total / count
 
     def reciprocal_power(self, x: Any) -> Tensor:

@@ -10,6 +10,7 @@ from . import (
     reduction,
     scattering,
     shape,
+    weight_norm,
 )
 from .table import RULES, Rule
 
@@ -25,4 +26,5 @@ __all__ = [
     "reduction",
     "scattering",
     "shape",
+    "weight_norm",
 ]

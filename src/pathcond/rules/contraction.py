@@ -159,6 +159,16 @@ def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     return axes, out.replace("...", ellipsis)
 
 
+@rule("bilinear", family=CONTRACTION)
+def bilinear(scales: Scales, input1: Any, input2: Any, weight: Any, bias: Any) -> Labels:
+    """Σ_ij x_i W_oij y_j: W reads the product of what both inputs carry."""
+    one, other = (scales.agree(scales.labels(x), range(len(x.shape) - 1)) for x in (input1, input2))
+    rows = Labels(one.ids.reshape(-1, 1), (one.shape[-1], 1))
+    columns = Labels(other.ids.reshape(1, -1), (1, other.shape[-1]))
+    pairs = scales.combine((1, rows), (1, columns))
+    return _with_bias(scales, contract(scales, pairs, "ij", weight, "oij", "o"), bias)
+
+
 @rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
       family=CONTRACTION)  # fmt: skip
 def convolution(scales: Scales, input: Any, weight: Any, bias: Any, groups: int, transposed: Any) -> Labels:
@@ -216,6 +226,17 @@ def matrix_product_plus(energies: Energies, x: Any, alpha: Any, beta: Any) -> Te
     """Energies multiply and are summed; what is added starts paths."""
     _, left, right, *_ = energies.node.bound
     return energies.plus(energies.product(torch.matmul, left, right) * energies.power(alpha), x, times=beta)
+
+
+@energy("bilinear")
+def bilinear_energy(energies: Energies, bias: Any) -> Tensor:
+    """Energies multiply and are summed; what is added starts paths."""
+
+    def multiply(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return torch.einsum("...i,...j,oij->...o", x, y, w)
+
+    total = energies.product(multiply, "input1", "input2", "weight")
+    return total if bias is None else energies.plus(total, bias)
 
 
 @energy("einsum")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import FREEZE, Frozen, PathSum
-from ..labels import Labels
+from ..labels import Labels, constant
 from ..values import Known
 from .table import energy, rule
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
+SUM_OF_ROWS, MEAN_OF_ROWS = 0, 1  # modes of embedding_bag
 INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick"
 
 
@@ -29,8 +30,24 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
         columns = scales.scale_weight(weight, torch.zeros(1, 1, dtype=torch.int32), [1, weight.shape[1]])
     else:
         columns = scales.agree(scales.labels(weight), [0]).ids
-    rank = len(scales.node.shape)
-    return Labels(columns.view([1] * (rank - 1) + [columns.shape[-1]]), scales.node.shape)
+    shape = scales.node.shape[0] if isinstance(scales.node.shape, list) else scales.node.shape
+    return Labels(columns.view([1] * (len(shape) - 1) + [columns.shape[-1]]), shape)
+
+
+@rule("embedding_bag", family=INDEXING)
+def embedding_bag(
+    scales: Scales, weight: Any, indices: Any, offsets: Any, per_sample_weights: Any
+) -> Any:
+    """Sums, means and maxima of rows: one log-scale per column, plus that of the rows' weights."""
+    shape, *others = scales.node.shape
+    scales.pin(offsets, "is an index")
+    columns = embedding(scales, weight, indices).ids.reshape(1, -1)
+    bags = Labels(columns, shape)
+    if per_sample_weights is not None:
+        labels = scales.labels(per_sample_weights)
+        common = scales.agree(labels, range(len(labels.shape))).ids.reshape(1, 1)
+        bags = Labels(scales.combine_ids((1, columns), (1, common)), shape)
+    return bags, *[constant(other) for other in others]
 
 
 @rule("index", family=INDEXING)
@@ -85,6 +102,34 @@ def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
     if not energies.calibrate and not isinstance(indices, Known):
         return table.sum(0).expand(energies.node.shape)
     return energies.averaged(lambda rows: F.embedding(rows, table), "indices")
+
+
+@energy("embedding_bag", measures=True)
+def embedding_bag_energy(
+    energies: Energies, weight: Any, indices: Any, offsets: Any, mode: int, per_sample_weights: Any
+) -> Any:
+    """The rows that the example batch reads, 1/n of each in a mean; uncalibrated all rows in turn."""
+    others = [FREEZE] * (len(energies.node.shape) - 1)
+    if isinstance(weight, PathSum) or (not energies.calibrate and not isinstance(offsets, Known)):
+        return FREEZE
+    table, rows = energies.factor(weight), energies.node.bound["indices"].shape
+    settings: dict[str, Any] = {"mode": SUM_OF_ROWS, "sparse": False, "scale_grad_by_freq": False}
+    if per_sample_weights is not None:
+        settings["per_sample_weights"] = energies.factor(per_sample_weights)
+    if not energies.calibrate and not isinstance(indices, Known):
+        table = table.sum(0, keepdim=True).expand_as(table)
+
+    def bags(at: Tensor, starts: Tensor) -> Tensor:
+        if not energies.calibrate and not isinstance(indices, Known):
+            at = torch.zeros(rows, dtype=torch.long, device=energies.device)
+        chosen = settings | {"indices": at, "offsets": starts}
+        total: Tensor = energies.itself({"weight": table.contiguous(), **chosen})[0]
+        if mode != MEAN_OF_ROWS:
+            return total
+        sizes = energies.itself({"weight": torch.ones_like(table[:, :1]), **chosen})[0]
+        return total * sizes.clamp(min=1) ** -energies.p
+
+    return energies.averaged(bags, "indices", "offsets"), *others
 
 
 @energy("index", measures=True)
