@@ -124,6 +124,28 @@ def _matmul(scales: Scales, a: Any, b: Any) -> Labels:
     return contract(scales, a, a_axes, b, b_axes, out_axes)
 
 
+@rule("outer", "ger", family=CONTRACTION)
+def outer(scales: Scales, x: Any, vec2: Any) -> Labels:
+    return contract(scales, x, "i", vec2, "j", "ij")
+
+
+@rule("inner", family=CONTRACTION)
+def inner(scales: Scales, x: Any, other: Any) -> Labels:
+    """Both are summed over their last axis."""
+    left, right = _letters(len(x.shape) - 1), ascii_letters[: len(other.shape) - 1]
+    return contract(scales, x, left + "z", other, right + "z", left + right)
+
+
+@rule("tensordot", family=CONTRACTION)
+def tensordot(scales: Scales, x: Any, other: Any, dims_self: Any, dims_other: Any) -> Labels:
+    left, right = list(_letters(len(x.shape))), list(ascii_letters[: len(other.shape)])
+    for one, two in zip(dims_self, dims_other, strict=True):
+        right[two] = left[one]
+    shared = {left[one % len(left)] for one in dims_self}
+    out = "".join(axis for axis in left + right if axis not in shared)
+    return contract(scales, x, "".join(left), other, "".join(right), out)
+
+
 @rule("addmm", "baddbmm", "addmv", family=CONTRACTION)
 def addmm(scales: Scales, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any) -> Labels:
     a = next(operand for operand in (mat1, batch1, mat) if operand is not None)
@@ -134,7 +156,7 @@ def addmm(scales: Scales, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any
 @rule("einsum", family=CONTRACTION)
 def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
     axes, out = _spelled_out(equation, [len(tensor.shape) for tensor in tensors])
-    if len(tensors) > 2 or any(len(set(term)) < len(term) for term in axes):
+    if any(len(set(term)) < len(term) for term in axes):
         for tensor in tensors:
             scales.pin(tensor, f"takes part in einsum {equation!r}, which is not traced")
         return lb.constant(scales.node.shape)
@@ -142,7 +164,15 @@ def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
         labels = scales.labels(tensors[0])
         summed = [i for i, axis in enumerate(axes[0]) if axis not in out]
         return Labels(_arrange(scales.agree(labels, summed).ids, axes[0], out), scales.node.shape)
-    return scales.broadcast(contract(scales, tensors[0], axes[0], tensors[1], axes[1], out), scales.node.shape)
+    # Two at a time: a letter is summed as soon as neither the rest nor the output has it.
+    made, made_axes = tensors[0], axes[0]
+    for i in range(1, len(tensors)):
+        needed = set(out).union(*axes[i + 1 :])
+        kept = "".join(a for a in dict.fromkeys(made_axes + axes[i]) if a in needed)
+        kept = out if i == len(tensors) - 1 else kept
+        made = contract(scales, made, made_axes, tensors[i], axes[i], kept)
+        made_axes = kept
+    return scales.broadcast(made, scales.node.shape)
 
 
 def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
@@ -212,6 +242,21 @@ def weighted_sum(energies: Energies, bias: Any) -> Tensor:
         return energies.itself({"input": x, "weight": w, "bias": energies.summand(biases.pop()) if biases else None})
 
     return energies.product(multiply, "input", "weight")
+
+
+@energy("outer", "ger", "inner")
+def vector_product(energies: Energies) -> Tensor:
+    """Energies multiply and are summed."""
+    left, right, *_ = energies.node.bound
+    multiply = torch.inner if energies.node.op == "inner" else torch.outer
+    return energies.product(multiply, left, right)
+
+
+@energy("tensordot")
+def tensordot_energy(energies: Energies, dims_self: Any, dims_other: Any) -> Tensor:
+    """Energies multiply and are summed."""
+    dims = (list(dims_self), list(dims_other))
+    return energies.product(lambda a, b: torch.tensordot(a, b, dims), "self", "other")
 
 
 @energy("matmul", "mm", "bmm", "mv", "dot")

@@ -108,28 +108,34 @@ def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
 def embedding_bag_energy(
     energies: Energies, weight: Any, indices: Any, offsets: Any, mode: int, per_sample_weights: Any
 ) -> Any:
-    """The rows that the example batch reads, 1/n of each in a mean; uncalibrated all rows in turn."""
+    """The rows that the example batch reads, 1/n of each in a mean; uncalibrated one path per row."""
     others = [FREEZE] * (len(energies.node.shape) - 1)
     if isinstance(weight, PathSum) or (not energies.calibrate and not isinstance(offsets, Known)):
         return FREEZE
-    table, rows = energies.factor(weight), energies.node.bound["indices"].shape
+    table = energies.factor(weight)
     settings: dict[str, Any] = {"mode": SUM_OF_ROWS, "sparse": False, "scale_grad_by_freq": False}
     if per_sample_weights is not None:
         settings["per_sample_weights"] = energies.factor(per_sample_weights)
-    if not energies.calibrate and not isinstance(indices, Known):
-        table = table.sum(0, keepdim=True).expand_as(table)
 
     def bags(at: Tensor, starts: Tensor) -> Tensor:
-        if not energies.calibrate and not isinstance(indices, Known):
-            at = torch.zeros(rows, dtype=torch.long, device=energies.device)
         chosen = settings | {"indices": at, "offsets": starts}
-        total: Tensor = energies.itself({"weight": table.contiguous(), **chosen})[0]
+        total: Tensor = energies.itself({"weight": table, **chosen})[0]
         if mode != MEAN_OF_ROWS:
             return total
         sizes = energies.itself({"weight": torch.ones_like(table[:, :1]), **chosen})[0]
         return total * sizes.clamp(min=1) ** -energies.p
 
-    return energies.averaged(bags, "indices", "offsets"), *others
+    if energies.calibrate or isinstance(indices, Known):
+        return energies.averaged(bags, "indices", "offsets"), *others
+    # Every entry of a bag may be any row but the padding: as if a table held their sum alone.
+    padding = energies.node.bound.get("padding_idx")
+    if padding is not None:
+        table = table.index_fill(0, torch.tensor([padding], device=energies.device), 0.0)
+        settings["padding_idx"] = None
+    table = table.sum(0, keepdim=True)
+    entries = energies.node.bound["indices"].shape
+    first = torch.zeros(entries, dtype=torch.long, device=energies.device)
+    return bags(first, offsets.value), *others
 
 
 @energy("index", measures=True)

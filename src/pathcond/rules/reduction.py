@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import labels as lb
 from ..energies import FREEZE
 from ..labels import Labels, constant
 from .table import energy, rule
@@ -34,7 +35,7 @@ def _reduced(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return Labels(ids, shape)
 
 
-@rule("sum", "mean", "amax", "amin", "nansum", "std", family=REDUCTION)
+@rule("sum", "mean", "amax", "amin", "nansum", "nanmean", "std", family=REDUCTION)
 def reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return _reduced(scales, x, dim, keepdim)
 
@@ -44,6 +45,36 @@ def norm(scales: Scales, x: Any, p: Any, ord: Any, dim: Any, keepdim: Any) -> La
     if 0 in (p, ord):  # the number of nonzero elements
         scales.pin(x, "is counted")
     return _reduced(scales, x, dim, keepdim)
+
+
+@rule("aminmax", family=REDUCTION)
+def extrema(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
+    values = _reduced(scales, x, dim, keepdim)
+    return values, values
+
+
+@rule("kthvalue", family=REDUCTION)
+def ranked_value(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
+    values = _reduced(scales, x, dim, keepdim)
+    return values, constant(values.shape)
+
+
+@rule("trace", family=REDUCTION)
+def trace(scales: Scales, x: Any) -> Labels:
+    return _reduced(scales, lb.through_view(torch.diagonal, scales.labels(x)), None, False)
+
+
+@rule("diff", family=REDUCTION)
+def difference(scales: Scales, x: Any, dim: int, prepend: Any, append: Any) -> Labels:
+    """Differences along an axis, which shares one scale with what is put before and behind it."""
+    parts = [scales.agree(scales.labels(part), [dim]) for part in (x, prepend, append) if part is not None]
+    lines = [Labels(part.ids, _with_size_one(part.shape, dim)) for part in parts]
+    merged = scales.merge(*lines, reason="is subtracted from something that has no scale")
+    return Labels(merged.ids, scales.node.shape)
+
+
+def _with_size_one(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return tuple(1 if i == dim % len(shape) else size for i, size in enumerate(shape))
 
 
 @rule("max", "min", "median", family=REDUCTION)
