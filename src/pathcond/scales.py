@@ -290,9 +290,7 @@ class Scales:
                 minus = torch.full([1] * rest.dim(), common, dtype=torch.int32)
                 self._assign_unset(*self._where(rest, use.weight, use.given, minus))
 
-    def _where(
-        self, mask: Tensor, weight: Weight, plus: Tensor, minus: Tensor
-    ) -> tuple[Weight, Tensor, Tensor]:
+    def _where(self, mask: Tensor, weight: Weight, plus: Tensor, minus: Tensor) -> tuple[Weight, Tensor, Tensor]:
         """The elements of a weight at a mask, and the labels there, each as one line."""
         mask = mask.expand(weight.shape)
         index = self._index(weight)[mask]

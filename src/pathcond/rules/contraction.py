@@ -57,9 +57,7 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     return Labels(agreed.ids.reshape(agreed.ids.shape[: len(out_axes)]), shape)
 
 
-def _agree_where_constant(
-    scales: Scales, a: Labels, a_axes: str, b: Labels, b_axes: str, out_axes: str
-) -> Labels:
+def _agree_where_constant(scales: Scales, a: Labels, a_axes: str, b: Labels, b_axes: str, out_axes: str) -> Labels:
     """Equate the labels of ``a`` along summed axes on which those of ``b`` do not vary.
 
     The sum over i of a_i · b asks for that anyway. Doing it first keeps the table of all products small.

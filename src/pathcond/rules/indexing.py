@@ -35,9 +35,7 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
 
 
 @rule("embedding_bag", family=INDEXING)
-def embedding_bag(
-    scales: Scales, weight: Any, indices: Any, offsets: Any, per_sample_weights: Any
-) -> Any:
+def embedding_bag(scales: Scales, weight: Any, indices: Any, offsets: Any, per_sample_weights: Any) -> Any:
     """Sums, means and maxima of rows: one log-scale per column, plus that of the rows' weights."""
     shape, *others = scales.node.shape
     scales.pin(offsets, "is an index")
@@ -105,9 +103,7 @@ def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
 
 
 @energy("embedding_bag", measures=True)
-def embedding_bag_energy(
-    energies: Energies, weight: Any, indices: Any, offsets: Any, mode: int, per_sample_weights: Any
-) -> Any:
+def embedding_bag_energy(energies: Energies, weight: Any, indices: Any, offsets: Any, mode: int, per_sample_weights: Any) -> Any:
     """The rows that the example batch reads, 1/n of each in a mean; uncalibrated one path per row."""
     others = [FREEZE] * (len(energies.node.shape) - 1)
     if isinstance(weight, PathSum) or (not energies.calibrate and not isinstance(offsets, Known)):

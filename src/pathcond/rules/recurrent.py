@@ -29,9 +29,7 @@ STATE = "is a state that something without a scale enters"
 
 
 @rule("rnn_relu_cell", family=RECURRENT)
-def cell(
-    scales: Scales, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any
-) -> Labels:
+def cell(scales: Scales, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Labels:
     out = _fed(scales, _per_unit(scales, input), w_ih, b_ih)
     out = scales.merge(out, _fed(scales, _per_unit(scales, hx), w_hh, b_hh), reason=STATE)
     return scales.broadcast(out, scales.node.shape)
@@ -62,9 +60,7 @@ def rnn(
     return scales.broadcast(layer, result_shape), Labels(final, state_shape)
 
 
-def _recurrence(
-    scales: Scales, x: Labels, state: Labels, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any
-) -> Labels:
+def _recurrence(scales: Scales, x: Labels, state: Labels, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Labels:
     """The scales of one direction of one layer; what enters the state must fit what it becomes."""
     out = scales.merge(_fed(scales, x, w_ih, b_ih), state, reason=STATE)
     return scales.merge(out, _fed(scales, out, w_hh, b_hh), reason=STATE)
@@ -104,10 +100,7 @@ def rnn_energy(energies: Energies, params: Any, has_biases: bool) -> Any:
     if any(isinstance(p, PathSum) for p in params):
         return FREEZE
     matrices = [i % 4 < 2 or not has_biases for i in range(len(params))]
-    powers = [
-        energies.factor(p) if matrix else energies.summand(p)
-        for p, matrix in zip(params, matrices, strict=True)
-    ]
+    powers = [energies.factor(p) if matrix else energies.summand(p) for p, matrix in zip(params, matrices, strict=True)]
     return energies.itself({"params": powers, "dropout": 0.0})
 
 

@@ -41,9 +41,7 @@ def into_rows(scales: Scales, x: Any, dim: int, index: Any, source: Any, reduce:
 
 
 @rule("scatter", "scatter_add", "scatter_reduce", family=INDEXING)
-def scatter(
-    scales: Scales, x: Any, dim: int, index: Any, src: Any, value: Any, reduce: Any
-) -> Labels:
+def scatter(scales: Scales, x: Any, dim: int, index: Any, src: Any, value: Any, reduce: Any) -> Labels:
     if src is None:
         return _with_number(scales, x, value, reduce)
     if reduce in PRODUCTS:
@@ -101,9 +99,7 @@ def masked_scatter(scales: Scales, x: Any, mask: Any, source: Any) -> Labels:
 
 
 @rule("slice_scatter", "select_scatter", family=INDEXING)
-def into_view(
-    scales: Scales, x: Any, src: Any, dim: int, start: Any, end: Any, step: Any, index: Any
-) -> Labels:
+def into_view(scales: Scales, x: Any, src: Any, dim: int, start: Any, end: Any, step: Any, index: Any) -> Labels:
     positions = _positions(scales.labels(x))
     if scales.node.op == "select_scatter":
         places = positions.select(dim, index)
@@ -148,9 +144,7 @@ def _anywhere(scales: Scales, target: Labels, dim: int, index: Any, source: Labe
     return scales.merge(scales.agree(target, mixed), spread, reason=WRITTEN)
 
 
-def _exactly(
-    scales: Scales, x: Any, places: Tensor, source: Labels, *, overwrites: bool
-) -> Labels:
+def _exactly(scales: Scales, x: Any, places: Tensor, source: Labels, *, overwrites: bool) -> Labels:
     """Write labels to known places of the flattened target; what meets there is equated."""
     target = scales.labels(x)
     memory = target.full.reshape(-1).clone()
@@ -192,9 +186,7 @@ def placed(energies: Energies) -> Tensor:
     "index_put", "index_copy", "index_add", "index_fill", "scatter", "scatter_add",
     "scatter_reduce", measures=True,
 )  # fmt: skip
-def scattered(
-    energies: Energies, x: Any, index: Any, indices: Any, alpha: Any, value: Any, reduce: Any
-) -> Any:
+def scattered(energies: Energies, x: Any, index: Any, indices: Any, alpha: Any, value: Any, reduce: Any) -> Any:
     """Where the example batch sends it; uncalibrated one path per place that it may be sent to."""
     if reduce in PRODUCTS:
         return FREEZE
@@ -221,10 +213,10 @@ def scattered(
 
 def _shares(energies: Energies, index: Tensor) -> Tensor:
     """How many elements each place of a mean is the average of."""
-    options = {"dtype": torch.float64, "device": energies.device}
-    ones = torch.ones(energies.node.shape, **options)
-    counted = torch.ones(energies.node.bound["src"].shape, **options)
-    return energies.itself({"self": ones, "index": index, "src": counted, "reduce": "sum"})
+    ones = torch.ones(energies.node.shape, dtype=torch.float64, device=energies.device)
+    counted = ones.new_ones(energies.node.bound["src"].shape)
+    shares: Tensor = energies.itself({"self": ones, "index": index, "src": counted, "reduce": "sum"})
+    return shares
 
 
 def _sent_anywhere(energies: Energies) -> Any:
