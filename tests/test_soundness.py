@@ -403,6 +403,10 @@ def recurrence_parts() -> dict[str, nn.Module]:
     return {"w": nn.Linear(3, 4), "u": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 2)}
 
 
+def recurrence_of_a_frozen_weight(self: Any, x: Tensor) -> Tensor:
+    return self.u.weight.sigmoid().sum() + recurrence(self, x)
+
+
 def padded_to_five(self: Any, x: Tensor) -> Tensor:
     h = F.relu(self.w(x[..., None])).squeeze(-1)
     return self.b(F.relu(self.u(F.pad(h, (0, 5 - x.shape[1])))))
@@ -428,6 +432,12 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, Any, Any, int]]] = {
     # One step alone reads its recurrent weight with zeros: it does not show what the next would read.
     "more than one step": lambda: (
         Calls(recurrence, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 0,
+    ),
+    "more than one step with a frozen weight": lambda: (
+        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 0,
+    ),
+    "longer sequences with a frozen weight": lambda: (
+        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(3, 2, 3), torch.randn(7, 1, 3), 1,
     ),
     "fused, more than one step": lambda: (
         Calls(lambda self, x: self.b(self.r(x)[0]), r=nn.RNN(3, 4, nonlinearity="relu"), b=nn.Linear(4, 2)),

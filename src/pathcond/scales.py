@@ -21,6 +21,7 @@ from .trees import tree_map
 from .values import Known, Scaling, Weight
 
 UNSET = -2
+ZEROS_ALONE = "is added to the product of a weight with zeros alone, which hides what else it may read"
 MAX_ELEMENTWISE = 1 << 20  # parameters larger than this get no label per element
 
 
@@ -53,6 +54,7 @@ class Scales:
         read_buffers: Buffers that are read as plain tensors somewhere.
         uncounted: Parameters that the criterion leaves out.
         zero_reads: Uses in which a weight reads exact zeros; they ask for no factor.
+        read_frozen: Frozen weights that read something else than zeros.
         precision: Machine epsilon of the least precise parameter; what is rounded more coarsely than that is fixed.
         training: Mode of the graph at work.
         node: The node at work.
@@ -68,6 +70,7 @@ class Scales:
     read_buffers: set[str] = field(default_factory=set)
     uncounted: set[str] = field(default_factory=set)
     zero_reads: list[ZeroRead] = field(default_factory=list)
+    read_frozen: set[str] = field(default_factory=set)
     precision: float = 0.0
     training: bool = False
     node: Node = None  # type: ignore[assignment]
@@ -262,6 +265,13 @@ class Scales:
             self._assign(weight, given, read)
         return given
 
+    def read_zeros(self, weight: Weight, shape: Sequence[int]) -> Labels:
+        """The product of a frozen weight with nothing but zeros: it fits any one label on the example."""
+        label = self.equations.fresh(1, origin=self.node).view([1] * len(shape))
+        nothing = torch.full([1] * len(weight.shape), ANY, dtype=torch.int32)
+        self.zero_reads.append(ZeroRead(weight, label, nothing, self.node))
+        return Labels(label, tuple(shape))
+
     def settle_zero_reads(self) -> None:
         """Settle the elements of weights that read exact zeros in every use, after the last walk.
 
@@ -272,9 +282,14 @@ class Scales:
         does not show what it may read: it is left alone, and what it is added to is fixed.
         """
         for use in self.zero_reads:
-            if use.weight.name in self.frozen or self._current(use.weight) is not None:
-                continue
             self.node = use.by
+            if use.weight.name in self.frozen:
+                known = use.weight.name in self.read_frozen or use.weight.name in self.scalings
+                if not known and bool((use.read == ANY).all()):
+                    self.equations.pin(use.given, by=use.by, reason=ZEROS_ALONE)
+                continue
+            if self._current(use.weight) is not None:
+                continue
             read = Labels(use.read, use.weight.shape).full
             summed = [axis for axis, size in enumerate(use.given.shape) if size == 1]
             live = read != ANY
@@ -282,7 +297,7 @@ class Scales:
             empty = ~live.any(summed, keepdim=True) if summed else ~live
             unsettled = unset.any(summed, keepdim=True) if summed else unset
             lost = use.given.expand(empty.shape)[empty & unsettled]
-            self.equations.pin(lost, by=use.by, reason="is added to a weight's product with zeros")
+            self.equations.pin(lost, by=use.by, reason=ZEROS_ALONE)
             known = torch.unique(self.equations.simplified(read[live]))
             common = int(known) if known.numel() == 1 else FIXED
             rest = unset & ~empty

@@ -28,7 +28,8 @@ MAX_PRODUCTS = 1 << 22  # beyond this many terms a product of two activations is
 
 def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
     """Labels of einsum("x_axes,w_axes->out_axes"); the result has one axis per letter, size 1 where constant."""
-    x, w = scales.simplified(x), scales.simplified(w)
+    given = (x, w)
+    x, w = (scales.simplified(operand) for operand in given)
     if scales.is_weight(x) and not scales.is_weight(w):
         return contract(scales, w, w_axes, x, x_axes, out_axes)
     if scales.is_weight(w):
@@ -37,6 +38,11 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     sizes = dict(zip(x_axes, a.shape, strict=True)) | dict(zip(w_axes, b.shape, strict=True))
     sizes |= {axis: size for axis, size in zip(x_axes, a.shape, strict=True) if size > 1}
     shape = tuple(sizes[axis] for axis in out_axes)
+    for operand, other in zip(given, (b, a), strict=True):
+        if scales.is_weight(operand):  # a frozen one, or a weight would have read it
+            if bool((other.ids == ANY).all()):
+                return scales.read_zeros(operand, shape)
+            scales.read_frozen.add(operand.name)
     if a.fixed and b.fixed:
         return lb.constant(shape)
     joint = out_axes + "".join(sorted(set(x_axes + w_axes) - set(out_axes)))

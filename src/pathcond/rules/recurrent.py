@@ -101,7 +101,8 @@ def rnn_energy(energies: Energies, params: Any, has_biases: bool) -> Any:
         return FREEZE
     matrices = [i % 4 < 2 or not has_biases for i in range(len(params))]
     powers = [energies.factor(p) if matrix else energies.summand(p) for p, matrix in zip(params, matrices, strict=True)]
-    return energies.itself({"params": powers, "dropout": 0.0})
+    with torch.backends.cudnn.flags(enabled=False):  # which has no backward pass in eval mode
+        return energies.itself({"params": powers, "dropout": 0.0})
 
 
 @energy("rnn_relu_cell")
