@@ -375,7 +375,7 @@ def test_unknown_normalization_is_refused() -> None:
         pathcond.find_symmetry(*network(F.relu), normalization="batch")
 
 
-@pytest.mark.parametrize("name", ["resnet", "vit", "llama", "shufflenet"])
+@pytest.mark.parametrize("name", ["resnet", "vit", "llama", "shufflenet", "masked_weights", "relu_rnn"])
 def test_the_meta_device_gives_the_same_symmetry(name: str) -> None:
     model, inputs = make(name)
     real = pathcond.find_symmetry(model, inputs)

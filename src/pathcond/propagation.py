@@ -167,7 +167,10 @@ class Propagation(Scales):
         if DRAWS in tags or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
             return self._unscaled(node)
         if any(a.value.is_meta for a in operands):
-            return self._unscaled(node)
+            # Without a value it is a constant all the same: a mask on the meta device masks a weight.
+            if written(node) or not isinstance(node.shape, tuple):
+                return self._unscaled(node)
+            return Known(torch.empty(node.shape, dtype=node.dtype, device="meta"), lasting=False)
         values = tree_map(lambda a: a.value if isinstance(a, Known) else a, arguments)
         if values.get("device") is not None:
             values["device"] = torch.device("cpu")
