@@ -255,6 +255,22 @@ def test_a_bag_has_the_paths_of_its_rows(mode: str) -> None:
     assert count_paths(fused, tokens) == count_paths(twin, tokens)
 
 
+@pytest.mark.parametrize("kind", ["index_add", "scatter_add", "index_put", "rows of one"])
+def test_uncalibrated_every_row_may_go_anywhere(kind: str) -> None:
+    def forward(self: Any, x: Tensor, at: Tensor) -> Tensor:
+        h = self.a(x)
+        zeros = h.new_zeros(4, 4)
+        if kind == "index_add":
+            return zeros.index_add(0, at, h)
+        if kind == "scatter_add":
+            return zeros.scatter_add(0, at[:, None].expand(3, 4), h)
+        return zeros.index_put((at,), h if kind == "index_put" else h[:1])
+
+    model = Calls(forward, a=layer(2, 4, bias=False))
+    paths = 3 * 4 * 4 * 2  # three entries of the index, four places, four columns, two inputs
+    assert count_paths(model, (batch(3, 2), torch.tensor([3, 0, 1]))) == paths
+
+
 COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     "logits and probabilities": (lambda self, x: (self.a(x), self.a(x).softmax(1)), {"a": layer(3, 4)}, 32),
     "logits and their probabilities": (lambda self, x: (lambda h: (h, h.softmax(1)))(self.a(x)), {"a": layer(3, 4)}, 32),

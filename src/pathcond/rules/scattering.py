@@ -220,11 +220,32 @@ def _shares(energies: Energies, index: Tensor) -> Tensor:
 
 
 def _sent_anywhere(energies: Energies) -> Any:
+    """Whatever is written may go to any place along the indexed axes."""
     bound, operands = energies.node.bound, energies.operands
-    source = next((operands[name] for name in ("src", "source", "value") if name in operands), None)
-    if source is None:  # index_put
-        return FREEZE
+    if energies.node.op == "index_put":
+        return _put_anywhere(energies)
+    source = next(operands[name] for name in ("src", "source", "value") if name in operands)
     target, sent = energies.summand(operands["self"]), energies.summand(source)
     if sent.dim():
         sent = sent.sum(bound["dim"], keepdim=True)
     return target + sent * energies.power(bound.get("alpha", 1))
+
+
+def _put_anywhere(energies: Energies) -> Any:
+    indices = energies.node.bound["indices"]
+    target, sent = (energies.summand(energies.operands[name]) for name in ("self", "values"))
+    if sent.numel() == 1:
+        return target + sent.reshape(())
+    given = [index for index in indices if index is not None]
+    if any(index.dtype == torch.bool for index in given):
+        return FREEZE
+    axes, places_first, rank = _indexed_axes(indices)
+    start = 0 if places_first else axes[0]
+    kept = target.dim() - len(axes)
+    sent = sent.reshape([1] * (kept + rank - sent.dim()) + list(sent.shape))
+    times = torch.broadcast_shapes(*[index.shape for index in given])
+    sent = sent.expand([-1] * start + list(times) + [-1] * (kept - start))
+    sent = sent.sum(list(range(start, start + rank)))
+    for axis in axes:
+        sent = sent.unsqueeze(axis)
+    return target + sent
