@@ -512,12 +512,12 @@ def graph_network() -> Any:
     """Messages along edges that are an input: sums, means and maxima of neighbours."""
 
     def forward(self: Any, x: Tensor, edges: Tensor) -> Tensor:
-        source, target = edges
+        source, target = edges[0], edges[1]
         h = F.relu(self.a(x))
         h = F.relu(self.b(torch.zeros_like(h).index_add(0, target, h.index_select(0, source))))
         places = target[:, None].expand(-1, 3)
         mean = h.new_zeros(h.shape).scatter_reduce(0, places, h[source], "mean")
-        largest = torch.zeros(5, 3, dtype=x.dtype).scatter_reduce(0, places, h[source], "amax")
+        largest = torch.zeros(h.shape, dtype=x.dtype).scatter_reduce(0, places, h[source], "amax")
         total = h.scatter_add(0, places, h[source])
         return self.c(mean) + self.d(largest) + self.e(total)
 
@@ -531,7 +531,7 @@ def assignments_by_index() -> Any:
 
     def forward(self: Any, x: Tensor, order: Tensor) -> Tensor:
         h = F.relu(self.a(x))
-        rows = h.new_zeros(5, 4)
+        rows = h.new_zeros(h.shape)
         rows[order] = h
         columns = torch.zeros_like(h)
         columns[:, [2, 0, 3, 1]] = h
