@@ -473,3 +473,127 @@ def part_of_a_bias_cleared() -> Any:
         return self.b(F.relu(F.linear(x, self.a.weight, bias)))
 
     return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), torch.randn(6, 3)
+
+
+@case
+def relu_rnn() -> Any:
+    """Two layers in both directions; the final states are read too."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        out, states = self.rnn(x)
+        return self.head(out[:, -1]) + self.last(states[3])
+
+    rnn = nn.RNN(2, 3, num_layers=2, nonlinearity="relu", bidirectional=True, batch_first=True)
+    return Calls(forward, rnn=rnn, head=nn.Linear(6, 2), last=nn.Linear(3, 2)), torch.randn(4, 3, 2)
+
+
+@case
+def recurrences_from_zeros() -> Any:
+    """An RNNCell, and the same written out; states begin at zero, and weights read that first."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[0], 3)
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            h = F.relu(self.w(step) + self.u(h))
+        return self.head(torch.cat([h, state], 1))
+
+    cell = nn.RNNCell(2, 3, nonlinearity="relu", bias=False)
+    parts = {"w": nn.Linear(2, 3), "u": nn.Linear(3, 3), "head": nn.Linear(6, 2)}
+    return Calls(forward, cell=cell, **parts), torch.randn(4, 3, 2)
+
+
+EDGES = torch.tensor([[0, 1, 2, 3, 3, 4, 2], [1, 0, 3, 2, 4, 1, 0]])
+
+
+@case
+def graph_network() -> Any:
+    """Messages along edges that are an input: sums, means and maxima of neighbours."""
+
+    def forward(self: Any, x: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges[0], edges[1]
+        h = F.relu(self.a(x))
+        h = F.relu(self.b(torch.zeros_like(h).index_add(0, target, h.index_select(0, source))))
+        places = target[:, None].expand(-1, 3)
+        mean = h.new_zeros(h.shape).scatter_reduce(0, places, h[source], "mean")
+        largest = torch.zeros(h.shape, dtype=x.dtype).scatter_reduce(0, places, h[source], "amax")
+        total = h.scatter_add(0, places, h[source])
+        return self.c(mean) + self.d(largest) + self.e(total)
+
+    heads = {name: nn.Linear(3, 2) for name in "cde"}
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 3), **heads), (torch.randn(5, 3), EDGES)
+
+
+@case
+def assignments_by_index() -> Any:
+    """Rows that an input chooses are written, channels that the program chooses are."""
+
+    def forward(self: Any, x: Tensor, order: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        rows = h.new_zeros(h.shape)
+        rows[order] = h
+        columns = torch.zeros_like(h)
+        columns[:, [2, 0, 3, 1]] = h
+        copied = h.index_copy(0, order[:2], h[:2])
+        return self.b(rows) + self.c(columns) + self.d(copied)
+
+    heads = {name: nn.Linear(4, 2) for name in "bcd"}
+    return Calls(forward, a=nn.Linear(3, 4), **heads), (torch.randn(5, 3), torch.tensor([4, 2, 0, 1, 3]))
+
+
+@case
+def weight_normed() -> Any:
+    norm = nn.utils.parametrizations.weight_norm
+    first, second = norm(nn.Conv2d(2, 4, 3)), norm(nn.Conv2d(4, 4, 3, groups=2))
+    head = [nn.Flatten(), norm(nn.Linear(16, 3)), nn.ReLU(), norm(nn.Linear(3, 3), dim=1), nn.ReLU()]
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(2), *head, nn.Linear(3, 2))
+    return model, images()
+
+
+@case
+def masked_weights() -> Any:
+    """As torch.nn.utils.prune and MADE have it: a buffer of zeros and ones times the weight."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(F.linear(x, self.mask.to(x.dtype) * self.a.weight, self.a.bias))
+        return F.linear(h, self.b.weight * self.mask.t(), self.b.bias)
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 3))
+    model.register_buffer("mask", torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1]]))
+    return model, torch.randn(6, 3)
+
+
+@case
+def embedding_bags() -> Any:
+    def forward(self: Any, tokens: Tensor, x: Tensor) -> Tensor:
+        weighted = self.sum(tokens, per_sample_weights=F.relu(self.w(x)))
+        return self.a(weighted) + self.b(self.mean(tokens)) + self.c(self.max(tokens))
+
+    bags = {mode: nn.EmbeddingBag(7, 3, mode=mode) for mode in ("sum", "mean", "max")}
+    heads = {name: nn.Linear(3, 2) for name in "abc"}
+    return Calls(forward, w=nn.Linear(3, 4), **bags, **heads), (torch.randint(0, 7, (5, 4)), torch.randn(5, 3))
+
+
+@case
+def unpooling() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        pooled, places = F.max_pool2d(F.relu(self.a(x)), 2, return_indices=True)
+        return self.c(F.max_unpool2d(F.relu(self.b(pooled)), places, 2))
+
+    parts = {"a": nn.Conv2d(2, 3, 3), "b": nn.Conv2d(3, 3, 1), "c": nn.Conv2d(3, 2, 1)}
+    return Calls(forward, **parts), images()
+
+
+@case
+def products_of_inputs() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h, gated = F.relu(self.a(x)), F.glu(self.gate(x))
+        pairs = F.relu(self.pairs(h, gated))
+        mixed = torch.einsum("ni,ij,jk->nk", h, self.u, self.v)
+        return self.b(pairs) + torch.tensordot(mixed, self.w, dims=([1], [1]))
+
+    matrices = {"u": (4, 2), "v": (2, 3), "w": (2, 3)}
+    parts = {name: nn.Parameter(torch.randn(shape)) for name, shape in matrices.items()}
+    layers = {"a": nn.Linear(3, 4), "gate": nn.Linear(3, 6), "pairs": nn.Bilinear(4, 3, 3), "b": nn.Linear(3, 2)}
+    return Calls(forward, **layers, **parts), torch.randn(6, 3)

@@ -307,7 +307,12 @@ def test_parameters_off_the_paths_are_listed_with_their_reason() -> None:
     prelu, inputs = make("mlp_without_bias")
     assert off_path(prelu, inputs) == {"3.weight": "is the slope of a PReLU at 3"}
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
-    assert "computed from parameters alone" in off_path(normed, torch.randn(2, 3))["parametrizations.weight.original0"]
+    off = off_path(normed, torch.randn(2, 3))
+    assert off == {"parametrizations.weight.original1": "is the direction of a weight norm at "
+                   "parametrizations.weight.0"}  # fmt: skip
+    orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(3, 2))
+    reasons = off_path(orthogonal, torch.randn(2, 3))
+    assert "computed from parameters alone" in reasons["parametrizations.weight.original"]
     two_heads = Calls(lambda self, x: (self.a(x), self.b(x)) if self.training else self.a(x), a=nn.Linear(2, 2), b=nn.Linear(2, 2))
     assert set(off_path(two_heads, torch.randn(2, 2))) == {"b.weight", "b.bias"}
     assert off_path(*make("resnet")) == {}

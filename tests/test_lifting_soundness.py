@@ -109,6 +109,27 @@ def written_into_zeros(self: Any, x: Tensor) -> Tensor:
     return self.b(z)
 
 
+def means_and_maxima_at(self: Any, x: Tensor) -> Tensor:
+    h = self.a(x)
+    zeros, places = h.new_zeros(len(x), 2), self.at.expand(len(x), 4)
+    mean = zeros.scatter_reduce(1, places, h, "mean", include_self=False)
+    return self.b(torch.cat([mean, zeros.scatter_reduce(1, places, h, "amax")], 1))
+
+
+def means_and_maxima(self: Any, x: Tensor) -> Tensor:
+    h = self.a(x)
+    parts = [h[:, :3].mean(1, keepdim=True), h[:, 3:], h[:, :3].amax(1, keepdim=True), h[:, 3:]]
+    return self.b(torch.cat(parts, 1))
+
+
+def of_a_constant(self: Any, x: Tensor) -> Tensor:
+    return self.b(F.relu(self.a(self.start))) + 0.0 * x[:, :1]
+
+
+def of_a_sum_with_a_constant(self: Any, x: Tensor) -> Tensor:
+    return self.b(F.relu(self.a(x.new_zeros(1, 3) + self.start))) + 0.0 * x[:, :1]
+
+
 AT, KEEP = torch.tensor([0, 2]), torch.tensor([False, True, False, True])
 TWINS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], dict[str, Tensor]]] = {
     "sigmoid of a slice": (sigmoid_of_a_slice, sigmoid_of_a_slice_written_back, {}),
@@ -116,6 +137,8 @@ TWINS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], dict[str, T
     "dropout": (after_dropout, without_dropout, {}),
     "index_add": (added_at, added_by_hand, {"at": AT}),
     "scatter": (scattered, written, {"at": AT[None], "keep": KEEP}),
+    "scatter_reduce": (means_and_maxima_at, means_and_maxima, {"at": torch.tensor([[0, 0, 0, 1]])}),
+    "constant": (of_a_constant, of_a_sum_with_a_constant, {"start": torch.tensor([[1.0, 0.0, 3.0]]).double()}),
     "mask": (masked, masked_from_the_right, {"keep": torch.eye(4, 3).double()}),
     "buffer": (buffer_written_through_a_view, scaled, {"scale": torch.ones(3).double()}),
     "number": (lambda self, x: self.a(x) * 0.1, lambda self, x: self.a(x) * self.c, {"c": torch.tensor(0.1, dtype=torch.float64)}),
@@ -131,6 +154,121 @@ def test_twins_have_the_same_energy(name: str) -> None:
         g, expected = (diag_g(model, batch(), calibrate=calibrate) for model in models)
         assert any(bool(value.any()) for value in expected.values())
         torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-300)
+
+
+def test_a_weight_norm_has_the_paths_of_its_magnitude_times_a_constant() -> None:
+    """Whatever p and whatever the direction's length."""
+    v, magnitude = layer(3, 4), nn.Parameter(torch.rand(4, 1).double())
+    direction = v.weight.detach() / v.weight.detach().norm(dim=1, keepdim=True)
+    parts = {"a": v, "g": magnitude}
+    model = Calls(lambda self, x: F.linear(x, torch._weight_norm(self.a.weight, self.g)), **parts)
+    twin = with_buffers(lambda self, x: F.linear(x, self.g * self.c), {"c": direction}, g=magnitude)
+    g = diag_g(model, batch())
+    torch.testing.assert_close(g["g"], diag_g(twin, batch())["g"], rtol=1e-12, atol=0)
+    assert not g["a.weight"].any()
+    for p in (1, 2, 3):
+        assert path_norm(model, batch(), p) == pytest.approx(path_norm(twin, batch(), p), rel=1e-12)
+    assert count_paths(model, batch()) == 12
+
+
+def written_out(self: Any, x: Tensor) -> Tensor:
+    """A two-layer RNN in both directions with the parameters of nn.RNN."""
+    for number in range(2):
+        both = []
+        for suffix, order in (("", range(x.shape[0])), ("_reverse", reversed(range(x.shape[0])))):
+            w, u, b, c = (getattr(self.rnn, f"{name}_l{number}{suffix}") for name in PARTS_OF_AN_RNN)
+            h, states = x.new_zeros(x.shape[1], 4), {}
+            for step in order:
+                h = states[step] = F.relu(F.linear(x[step], w, b) + F.linear(h, u, c))
+            both.append(torch.stack([states[step] for step in range(x.shape[0])]))
+        x = torch.cat(both, -1)
+    return self.head(x)
+
+
+PARTS_OF_AN_RNN = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_a_fused_rnn_has_the_paths_of_the_same_steps_written_out(calibrate: bool) -> None:
+    torch.manual_seed(0)
+    rnn = nn.RNN(3, 4, num_layers=2, nonlinearity="relu", bidirectional=True).double()
+    parts = {"rnn": rnn, "head": layer(8, 2)}
+    fused = Calls(lambda self, x: self.head(self.rnn(x)[0]), **parts)
+    twin, x = Calls(written_out, **parts), batch(5, 2, 3)
+    torch.testing.assert_close(fused(x), twin(x))
+    g, expected = (diag_g(model, x, calibrate=calibrate) for model in (fused, twin))
+    torch.testing.assert_close(g, expected, rtol=1e-12, atol=0)
+    assert count_paths(fused, x) == count_paths(twin, x)
+    assert path_norm(fused, x, 1) == pytest.approx(path_norm(twin, x, 1), rel=1e-12)
+
+
+def test_places_that_the_data_choose_are_averaged() -> None:
+    """A sum into one of two places is a sum of alternatives that a condition chooses."""
+    parts = {"a": layer(3, 4), "b": layer(4, 2, seed=1), "c": layer(2, 2, seed=2)}
+
+    def scattered(self: Any, x: Tensor) -> Tensor:
+        places, h = (x[:, :2] > 0).long(), self.a(x)[:, :2]
+        into_zeros = h.new_zeros(len(x), 2)
+        rows = torch.arange(len(x))[:, None].expand(-1, 2)
+        put = into_zeros.index_put((rows, places), h, accumulate=True)
+        return self.c(into_zeros.scatter_add(1, places, h)) + self.c(put)
+
+    def chosen(self: Any, x: Tensor) -> Tensor:
+        right, h = x[:, :2] > 0, self.a(x)[:, :2]
+        ways = [torch.where(right, 0.0, h).sum(1), torch.where(right, h, 0.0).sum(1)]
+        total = torch.stack(ways, 1)
+        return self.c(total) + self.c(total)
+
+    models = [Calls(forward, **parts) for forward in (scattered, chosen)]
+    torch.testing.assert_close(models[0](batch()), models[1](batch()))
+    g, expected = (diag_g(model, batch()) for model in models)
+    torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-300)
+
+
+def test_a_write_in_place_leaves_the_energy_of_its_source_alone() -> None:
+    def in_place(self: Any, x: Tensor) -> Tensor:
+        before = self.a(x)
+        h = F.relu(before)
+        h.index_add_(1, self.at, x[:, :2])
+        return self.b(h) + self.b(before)
+
+    def out_of_place(self: Any, x: Tensor) -> Tensor:
+        before = self.a(x)
+        return self.b(F.relu(before).index_add(1, self.at, x[:, :2])) + self.b(before)
+
+    parts = {"a": layer(3, 4), "b": layer(4, 2, seed=1)}
+    g, expected = (diag_g(with_buffers(f, {"at": AT}, **parts), batch()) for f in (in_place, out_of_place))
+    torch.testing.assert_close(g, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_a_bag_has_the_paths_of_its_rows(mode: str) -> None:
+    tokens = torch.tensor([[0, 1, 1], [4, 2, 3]])
+    bag = nn.EmbeddingBag(5, 4, mode=mode).double()
+    parts = {"bag": bag, "b": layer(4, 2)}
+    fused = Calls(lambda self, i: self.b(self.bag(i)), **parts)
+    reduce = getattr(torch, mode)
+    twin = Calls(lambda self, i: self.b(reduce(F.embedding(i, self.bag.weight), 1)), **parts)
+    for calibrate in (True, False):
+        g, expected = (diag_g(model, tokens, calibrate=calibrate) for model in (fused, twin))
+        torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-300)
+    assert count_paths(fused, tokens) == count_paths(twin, tokens)
+
+
+@pytest.mark.parametrize("kind", ["index_add", "scatter_add", "index_put", "rows of one"])
+def test_uncalibrated_every_row_may_go_anywhere(kind: str) -> None:
+    def forward(self: Any, x: Tensor, at: Tensor) -> Tensor:
+        h = self.a(x)
+        zeros = h.new_zeros(4, 4)
+        if kind == "index_add":
+            return zeros.index_add(0, at, h)
+        if kind == "scatter_add":
+            return zeros.scatter_add(0, at[:, None].expand(3, 4), h)
+        return zeros.index_put((at,), h if kind == "index_put" else h[:1])
+
+    model = Calls(forward, a=layer(2, 4, bias=False))
+    paths = 3 * 4 * 4 * 2  # three entries of the index, four places, four columns, two inputs
+    assert count_paths(model, (batch(3, 2), torch.tensor([3, 0, 1]))) == paths
 
 
 COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {

@@ -197,6 +197,147 @@ def slice_written_into_zeros() -> Any:
     return between(middle)
 
 
+@hostile
+def recurrent_state_is_returned() -> Any:
+    return Calls(lambda self, x: self.r(x), r=nn.RNN(3, 4, num_layers=2, nonlinearity="relu")), torch.randn(5, 2, 3)
+
+
+@hostile
+def recurrent_state_from_outside() -> Any:
+    def forward(self: Any, x: Tensor, h: Tensor) -> Tensor:
+        return self.b(self.r(x, h)[0])
+
+    rnn = nn.RNN(3, 4, nonlinearity="relu")
+    return Calls(forward, r=rnn, b=nn.Linear(4, 2)), (torch.randn(5, 2, 3), torch.randn(1, 2, 4))
+
+
+@hostile
+def recurrent_state_from_another_layer() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        out, h = self.r(x, F.relu(self.a(x[:1])))
+        return self.b(out) + self.c(h).tanh()
+
+    parts = {"a": nn.Linear(3, 4), "b": nn.Linear(4, 2), "c": nn.Linear(4, 2)}
+    return Calls(forward, r=nn.RNN(3, 4, nonlinearity="relu"), **parts), torch.randn(5, 2, 3)
+
+
+@hostile
+def recurrent_weights_are_tied() -> Any:
+    rnn = nn.RNN(4, 4, num_layers=2, nonlinearity="relu", bidirectional=False)
+    rnn.weight_hh_l1, rnn.weight_ih_l1 = rnn.weight_hh_l0, rnn.weight_hh_l0
+    return Calls(lambda self, x: self.b(self.r(x)[0]), r=rnn, b=nn.Linear(4, 2)), torch.randn(5, 2, 4)
+
+
+def gated_recurrence(kind: Callable[..., nn.Module]) -> Any:
+    return Calls(lambda self, x: self.b(self.r(x)[0]), r=kind(3, 4), b=nn.Linear(4, 2)), torch.randn(5, 2, 3)
+
+
+@hostile
+def recurrence_with_tanh() -> Any:
+    return gated_recurrence(nn.RNN)
+
+
+@hostile
+def long_short_term_memory() -> Any:
+    return gated_recurrence(nn.LSTM)
+
+
+@hostile
+def gated_recurrent_unit() -> Any:
+    return gated_recurrence(nn.GRU)
+
+
+@hostile
+def added_into_a_parameter() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.b(self.p.index_add(0, x.argsort(0)[:, 0], F.relu(self.a(x))))
+
+    parts = {"p": nn.Parameter(torch.randn(6, 4)), "a": nn.Linear(3, 4), "b": nn.Linear(4, 2)}
+    return Calls(forward, **parts), torch.randn(6, 3)
+
+
+@hostile
+def written_over_part_of_a_parameter() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        table = self.p.index_copy(0, torch.tensor([0, 2]), F.relu(self.a(x))[:2])
+        return self.b(table * self.p)
+
+    parts = {"p": nn.Parameter(torch.randn(6, 4)), "a": nn.Linear(3, 4), "b": nn.Linear(4, 2)}
+    return Calls(forward, **parts), torch.randn(6, 3)
+
+
+@hostile
+def channels_scattered_by_the_data() -> Any:
+    return between(lambda h: torch.zeros_like(h).scatter_add(1, h.argsort(1), h.flip(1)))
+
+
+@hostile
+def indices_with_a_slice_between_them() -> Any:
+    def middle(h: Tensor) -> Tensor:
+        z = h.new_zeros(2, 4, 6)
+        rows = (h.sum(1) > 1).long()
+        z[rows, :, torch.arange(6)] = h * h.new_tensor([1.0, 2.0, 0.0, 1.0])
+        return z.sum(0).t()
+
+    return between(middle)
+
+
+@hostile
+def one_value_for_many_places() -> Any:
+    def middle(h: Tensor) -> Tensor:
+        h = h.clone()
+        h[h > 1] = h[0, 0]
+        return h
+
+    return between(middle)
+
+
+@hostile
+def elements_in_order_of_a_mask() -> Any:
+    return between(lambda h: h.masked_scatter(h > 1, h.flip(1)))
+
+
+@hostile
+def direction_of_a_weight_norm_is_read_elsewhere() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        v = self.a.parametrizations.weight.original1
+        return self.b(F.relu(self.a(x)) + F.relu(F.linear(x, v)))
+
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
+    return Calls(forward, a=layer, b=nn.Linear(4, 2)), torch.randn(6, 3)
+
+
+@hostile
+def masked_weight_is_read_unmasked() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.b(F.relu(F.linear(x, self.mask * self.w)) + F.relu(F.linear(x.flip(1), self.w)) ** 2)
+
+    model = Calls(forward, w=nn.Parameter(torch.randn(4, 3)), b=nn.Linear(4, 2))
+    model.register_buffer("mask", torch.ones(4, 3).tril())
+    return model, torch.randn(6, 3)
+
+
+@hostile
+def bags_weighed_by_what_also_gates() -> Any:
+    def forward(self: Any, tokens: Tensor, x: Tensor) -> Tensor:
+        weights = F.relu(self.w(x))
+        return self.b(self.e(tokens, per_sample_weights=weights)) * weights.sigmoid().mean(1, keepdim=True)
+
+    parts = {"e": nn.EmbeddingBag(7, 3, mode="sum"), "w": nn.Linear(3, 4), "b": nn.Linear(3, 2)}
+    return Calls(forward, **parts), (torch.randint(0, 7, (5, 4)), torch.randn(5, 3))
+
+
+@hostile
+def bag_of_rows_with_a_maximal_norm() -> Any:
+    bag = nn.EmbeddingBag(7, 3, mode="sum", max_norm=0.5)
+    return Calls(lambda self, i: self.b(self.e(i)), e=bag, b=nn.Linear(3, 2)), torch.randint(0, 7, (5, 4))
+
+
+@hostile
+def halves_of_a_glu_from_one_unit() -> Any:
+    return between(lambda h: F.glu(torch.cat([h, h], 1)))
+
+
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_function_is_kept(name: str, normalization: str) -> None:
@@ -246,3 +387,96 @@ def test_a_gradient_that_cannot_be_scaled_in_place_is_refused_before_the_first_w
     with pytest.raises(pathcond.RescalingError, match=r"gradient of 0\.weight is sparse"):
         pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+# -- inputs and buffers that the example does not show ----------------------------------------------
+
+
+def recurrence(self: Any, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], 4)
+    for step in x:
+        h = F.relu(self.w(step) + self.u(h))
+    return self.b(h)
+
+
+def recurrence_parts() -> dict[str, nn.Module]:
+    return {"w": nn.Linear(3, 4), "u": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 2)}
+
+
+def recurrence_of_a_frozen_weight(self: Any, x: Tensor) -> Tensor:
+    return self.u.weight.sigmoid().sum() + recurrence(self, x)
+
+
+def padded_to_five(self: Any, x: Tensor) -> Tensor:
+    h = F.relu(self.w(x[..., None])).squeeze(-1)
+    return self.b(F.relu(self.u(F.pad(h, (0, 5 - x.shape[1])))))
+
+
+def padded_parts() -> dict[str, nn.Module]:
+    return {"w": nn.Linear(1, 1), "u": nn.Linear(5, 4), "b": nn.Linear(4, 2)}
+
+
+def neighbours(self: Any, x: Tensor, edges: Tensor) -> Tensor:
+    h = F.relu(self.w(x))
+    return self.b(torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]))
+
+
+def edges(*pairs: tuple[int, int]) -> Tensor:
+    return torch.tensor(pairs).t()
+
+
+OTHERS: dict[str, Callable[[], tuple[nn.Module, Any, Any, int]]] = {
+    "longer sequences": lambda: (
+        Calls(recurrence, **recurrence_parts()), torch.randn(3, 2, 3), torch.randn(7, 1, 3), 4,
+    ),
+    # One step alone reads its recurrent weight with zeros: it does not show what the next would read.
+    "more than one step": lambda: (
+        Calls(recurrence, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 0,
+    ),
+    "more than one step with a frozen weight": lambda: (
+        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 0,
+    ),
+    "longer sequences with a frozen weight": lambda: (
+        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(3, 2, 3), torch.randn(7, 1, 3), 1,
+    ),
+    "fused, more than one step": lambda: (
+        Calls(lambda self, x: self.b(self.r(x)[0]), r=nn.RNN(3, 4, nonlinearity="relu"), b=nn.Linear(4, 2)),
+        torch.randn(1, 2, 3), torch.randn(7, 1, 3), 4,
+    ),
+    "less padding": lambda: (Calls(padded_to_five, **padded_parts()), torch.randn(6, 3), torch.randn(2, 5), 5),
+    "another graph": lambda: (
+        Calls(neighbours, w=nn.Linear(3, 4), b=nn.Linear(4, 2)),
+        (torch.randn(3, 3), edges((0, 1), (1, 0))), (torch.randn(5, 3), edges((4, 2), (3, 2), (0, 0))), 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_inputs_of_other_sizes_are_kept_too(name: str) -> None:
+    torch.manual_seed(0)
+    model, example, other, units = OTHERS[name]()
+    model, example, other = model.double().eval(), as_double(example), as_double(other)
+    symmetry = pathcond.find_symmetry(model, example)
+    assert symmetry.num_units == units
+    before = [outputs(model, x, training=False) for x in (example, other)]
+    pathcond.rescale_(model, symmetry, torch.rand(units, dtype=torch.float64) * 4 - 2, verify=False)
+    after = [outputs(model, x, training=False) for x in (example, other)]
+    assert max(map(output_change, before, after)) < 1e-12
+
+
+def test_a_state_of_zeros_in_a_buffer_may_change() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.start.expand(x.shape[1], 4)
+        for step in x:
+            h = F.relu(self.w(step) + self.u(h))
+        return self.b(h)
+
+    model = Calls(forward, **recurrence_parts()).double()
+    model.register_buffer("start", torch.zeros(4).double())
+    x = torch.randn(3, 2, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    model.start.fill_(1.0)
+    before = outputs(model, x, training=False)
+    log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
+    pathcond.rescale_(model, symmetry, log_scales, verify=False)
+    assert output_change(before, outputs(model, x, training=False)) < 1e-12

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import pathcond
 from pathcond.outputs import output_change
@@ -84,6 +84,11 @@ PINNING = {
     "compared with a constant": (lambda h: h * (h > 0.5), "compared"),
     "unknown op": (lambda h: torch.special.bessel_j0(h), "no rule"),
     "fractional power": (lambda h: F.relu(h) ** 0.3, "power"),
+    "gate of a glu": (lambda h: F.glu(torch.cat([torch.ones_like(h), h], 1)), "glu"),
+    "written into ones": (lambda h: torch.ones_like(h).index_copy(1, h.argsort(1)[0], h), "written"),
+    "product of neighbours": (lambda h: h.scatter_reduce(0, h.argsort(0), h, "prod"), "multiplied"),
+    "difference from ones": (lambda h: h.diff(prepend=torch.ones_like(h[:, :1])), "subtracted"),
+    "distance to a point": (lambda h: torch.cdist(h, torch.eye(4).double()), "compared"),
     "alpha dropout": (lambda h: F.alpha_dropout(h, 0.3, True), "no rule"),
 }
 
@@ -109,6 +114,13 @@ FREE = {
     "minimum and maximum": lambda h: torch.maximum(h, 0.1 * h) + torch.minimum(h, 0 * h),
     "written into zeros by cat": lambda h: torch.cat([h.new_zeros(6, 1), F.relu(h)], 1),
     "einsum": lambda h: torch.einsum("ij->ji", F.relu(h)).t(),
+    "diagonal matrices": lambda h: F.relu(h).diag_embed().sum(1),
+    "running maximum": lambda h: F.relu(h).cummax(0)[0],
+    "turned by ninety degrees": lambda h: F.relu(h).rot90().rot90(3),
+    "filled rows": lambda h: F.relu(h).index_fill(0, torch.tensor([1, 3]), 0.0),
+    "what is not a number": lambda h: torch.where(h.isnan(), 0.0, F.relu(h)),
+    "negative entries overwritten": lambda h: h.index_put((h < 0,), h.new_zeros(())),
+    "lp pooling": lambda h: F.lp_pool1d(F.relu(h).t(), 2, 2).repeat_interleave(2, 1).t(),
 }
 
 
@@ -178,7 +190,7 @@ def test_writing_in_place_reaches_every_alias() -> None:
     assert change(model, x, symmetry) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["parametrize", "weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("kind", ["parametrize", "spectral_norm", "weight_norm and another"])
 def test_reparametrised_weights_are_frozen(kind: str) -> None:
     model, x = network(F.relu)
     if kind == "parametrize":
@@ -186,13 +198,48 @@ def test_reparametrised_weights_are_frozen(kind: str) -> None:
     elif kind == "spectral_norm":
         parametrizations.spectral_norm(model.a)
     else:
-        with pytest.warns(FutureWarning):
-            nn.utils.weight_norm(model.a)
+        parametrizations.weight_norm(model.a)
+        parametrize.register_parametrization(model.a, "weight", nn.Softplus())
     model.eval()
     symmetry = pathcond.find_symmetry(model, x)
     assert symmetry.num_units == 0
     assert any(pin.name.startswith("a.") for pin in symmetry.pinned)
     assert change(model, x, symmetry) == 0
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("dim", [0, None])
+def test_the_magnitude_of_a_weight_norm_carries_the_scale(old: bool, dim: int | None) -> None:
+    model, x = network(F.relu)
+    if old:
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(model.a, dim=dim)
+    else:
+        parametrizations.weight_norm(model.a, dim=dim)
+    magnitude, direction = (name for name, p in model.a.named_parameters() if name != "bias")
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == (1 if dim is None else 4)
+    factors = symmetry.factors(torch.ones(symmetry.num_units))
+    assert bool((factors[f"a.{magnitude}"] == torch.e).all())
+    assert bool((factors[f"a.{direction}"] == 1).all())
+    assert any(pin.name == f"a.{direction}" and "direction" in pin.reason for pin in symmetry.pinned)
+    assert change(model, x, symmetry) < 1e-12
+
+
+def test_pruned_modules_keep_their_units() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Conv1d(4, 4, 1), nn.ReLU(), nn.Conv1d(4, 2, 1))
+    model = Calls(lambda self, x: self.net[1:](self.net[0](x).mT), net=model.double())
+    for layer in (model.net[0], model.net[2], model.net[4]):
+        prune.random_unstructured(layer, "weight", amount=3)
+    prune.random_unstructured(model.net[0], "bias", amount=1)
+    x = torch.randn(5, 6, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 8
+    assert change(model, x, symmetry) < 1e-12
+    with torch.no_grad():  # a mask may be drawn anew
+        for layer in (model.net[0], model.net[2], model.net[4]):
+            layer.weight_mask.fill_(1.0)
+    assert change(model, x, symmetry) < 1e-12
 
 
 def test_parameters_that_overlap_in_memory_are_frozen() -> None:
@@ -328,7 +375,7 @@ def test_unknown_normalization_is_refused() -> None:
         pathcond.find_symmetry(*network(F.relu), normalization="batch")
 
 
-@pytest.mark.parametrize("name", ["resnet", "vit", "llama", "shufflenet"])
+@pytest.mark.parametrize("name", ["resnet", "vit", "llama", "shufflenet", "masked_weights", "relu_rnn"])
 def test_the_meta_device_gives_the_same_symmetry(name: str) -> None:
     model, inputs = make(name)
     real = pathcond.find_symmetry(model, inputs)

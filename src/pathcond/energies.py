@@ -159,15 +159,20 @@ class Energies(ABC):
             total = total + self.power(value) / samples
         return total
 
-    def averaged(self, function: Callable[[Tensor], Tensor], name: str) -> Tensor:
-        """Mean of function(operand) over the example batch, for an operand that selects (an index, a condition)."""
-        operand = self._real(name)
-        if not isinstance(operand, Samples):
-            return function(operand)
-        total = function(operand.values[0])
-        for value in operand.values[1:]:
-            total = total + function(value)
-        return total / len(operand.values)
+    def averaged(self, function: Callable[..., Tensor], *names: str) -> Tensor:
+        """Mean of function(operands) over the example batch, for operands that select.
+
+        Such an operand is an index, a list of them, or a condition.
+        """
+        operands = [self._real(name) for name in names]
+        samples = [leaf for leaf in tree_leaves(operands) if isinstance(leaf, Samples)]
+        if not samples:
+            return function(*operands)
+        count = len(samples[0].values)
+        total = function(*_of_sample(operands, 0))
+        for i in range(1, count):
+            total = total + function(*_of_sample(operands, i))
+        return total / count
 
     def reciprocal_power(self, x: Any) -> Tensor:
         """The energy of an operand that divides."""
@@ -209,7 +214,7 @@ class Energies(ABC):
 
     def _real(self, name: str) -> Any:
         given = self.node.bound[name]
-        return self.real_of(given) if isinstance(given, Node) else given
+        return tree_map(lambda a: self.real_of(a) if isinstance(a, Node) else a, given)
 
     def _frozen_power(self, node: Node, added: bool = False) -> Tensor:
         if not self.calibrate:
@@ -220,6 +225,11 @@ class Energies(ABC):
         for value in values:
             total += self.power(_selectable(value) if added else value)
         return total / len(values)
+
+
+def _of_sample(operand: Any, i: int) -> Any:
+    """What an operand, or each member of a list of them, is on one sample."""
+    return tree_map(lambda a: a.values[i] if isinstance(a, Samples) else a, operand)
 
 
 def _selectable(value: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from .energies import FREEZE, Edges, Energies, Frozen, PathSum, call
 from .energy_plan import Plan
 from .errors import UnsupportedModelError
 from .graph import Graph, Node
-from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS
+from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS, reads_constant
 from .rules import RULES
 from .samples import Samples, at_once
 from .sharding import gathered
@@ -163,7 +163,9 @@ class EnergyPass(Energies):
         if not paths and not (frozen and edges):
             if not edges:  # gates, statistics, indices
                 return self._frozen(node, frozen)
-            if rule is None or not rule.family.startswith(FOR_PARAMETERS_TOO):
+            constants = [a for a in operands if isinstance(a, Known)]
+            alone = rule is None or not rule.family.startswith(FOR_PARAMETERS_TOO)
+            if alone and not reads_constant(node, constants):
                 return self._of_parameters(node, arguments, operands)
         if rule is None or rule.energy is None:
             return self._end(node, f"reaches {node.op}", operands)
@@ -175,7 +177,8 @@ class EnergyPass(Energies):
                 raise
             logger.info("The energy rule for %s failed at %s: %s", node.op, node.where, error)
             return self._end(node, f"reaches {node.op} in a form that its rule does not cover", operands)
-        kind = PathSum if paths or frozen else Edges
+        constants = [a for a in operands if isinstance(a, Known)]
+        kind = PathSum if paths or frozen or reads_constant(node, constants) else Edges
         return self._wrapped(node, result, kind, operands)
 
     def _wrapped(self, node: Node, result: Any, kind: type, operands: list[Any]) -> Any:

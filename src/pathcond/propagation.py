@@ -28,13 +28,21 @@ NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
 FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
 # Families whose rules need no input among their operands.
-FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale", "Pooling")
+FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale", "Pooling", "Weight norm")
+CONTRACTIONS = ("Contractions", "Recurrent")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
 DRAWS = torch.Tag.nondeterministic_seeded
 
 HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), "")
 HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), "")
+
+
+def reads_constant(node: Node, known: Sequence[Known]) -> bool:
+    """Whether weights of a contraction read a constant: an initial state of zeros, a table of positions."""
+    rule = RULES.get(node.op)
+    contracts = rule is not None and rule.family.startswith(CONTRACTIONS)
+    return contracts and any(a.value.dtype.is_floating_point for a in known)
 
 
 @dataclass
@@ -54,7 +62,7 @@ class Propagation(Scales):
         self.values = {}
         self.reads = {}
         self._aliases = Aliases()
-        self.parameter_shapes = {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
+        self.parameter_shapes |= {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
         self.training = graph.training
         handwritten = find_handwritten(graph)
         for node in graph.nodes:
@@ -121,9 +129,11 @@ class Propagation(Scales):
         known = [a for a in operands if isinstance(a, Known)]
         if len(known) == len(operands):
             return self._compute(node, arguments, known)
-        if node.op in ("mul", "div") and self._times_constant(node, arguments, known, operands):
-            return arguments["self"]
-        reads_input = any(isinstance(a, Labels) for a in operands)
+        if node.op in ("mul", "div") and len(known) + 1 == len(operands):
+            weight = self._times_constant(node, arguments)
+            if weight is not None:
+                return weight
+        reads_input = any(isinstance(a, Labels) for a in operands) or reads_constant(node, known)
         if rule is None or not (reads_input or rule.family.startswith(FOR_PARAMETERS_TOO)):
             for operand in operands:
                 reason = f"is computed from parameters by {node.op}" if rule else f"reaches {node.op}, which has no rule"
@@ -151,11 +161,16 @@ class Propagation(Scales):
             if floating and result.max < torch.finfo(dtype).max / 100 and isinstance(self.values[operand], (Labels, Weight)):
                 self.pin(self.values[operand], f"is rounded to {node.dtype}")
 
-    def _times_constant(self, node: Node, arguments: dict[str, Any], known: list, operands: list) -> bool:
-        """A parameter times a constant (a mask, an equalised learning rate) scales as the parameter does."""
-        weight = arguments["self"]
-        alone = isinstance(weight, Weight) and len(known) + 1 == len(operands)
-        return alone and node.shape == weight.shape and arguments.get("rounding_mode") is None
+    def _times_constant(self, node: Node, arguments: dict[str, Any]) -> Weight | None:
+        """The parameter, if the node is a parameter times a constant: it scales as the parameter does.
+
+        The constant may be a mask (pruning, MADE) on either side, or an equalised learning rate.
+        """
+        factors = [arguments["self"], arguments["other"] if node.op == "mul" else None]
+        weight = next((a for a in factors if isinstance(a, Weight)), None)
+        if weight is None or arguments.get("rounding_mode") is not None:
+            return None
+        return weight if node.shape == weight.shape else None
 
     def _note_buffers(self, node: Node, arguments: dict[str, Any]) -> None:
         """Remember buffers that are read as plain tensors: those cannot follow a scale."""
@@ -195,7 +210,10 @@ class Propagation(Scales):
         if DRAWS in tags or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
             return self._unscaled(node)
         if any(a.value.is_meta for a in operands):
-            return self._unscaled(node)
+            # Without a value it is a constant all the same: a mask on the meta device masks a weight.
+            if written(node) or not isinstance(node.shape, tuple):
+                return self._unscaled(node)
+            return Known(torch.empty(node.shape, dtype=node.dtype, device="meta"), lasting=False)
         values = tree_map(lambda a: a.value if isinstance(a, Known) else a, arguments)
         if values.get("device") is not None:
             values["device"] = torch.device("cpu")

@@ -16,12 +16,30 @@ from torch import Tensor
 from . import labels as lb
 from .equations import Cause, Equations
 from .graph import Node
-from .labels import ANY, Labels
+from .labels import ANY, FIXED, Labels
 from .trees import tree_map
 from .values import Known, Scaling, Weight
 
 UNSET = -2
+ZEROS_ALONE = "is added to the product of a weight with zeros alone, which hides what else it may read"
 MAX_ELEMENTWISE = 1 << 20  # parameters larger than this get no label per element
+
+
+@dataclass(frozen=True)
+class ZeroRead:
+    """A use of a weight in which part of what it reads, or all of it, is exactly zero.
+
+    Attributes:
+        weight: The weight.
+        given: Labels of the outputs, which broadcast to the weight's shape.
+        read: Labels of what it reads, likewise; ANY at the zeros.
+        by: The node at which it reads them.
+    """
+
+    weight: Weight
+    given: Tensor
+    read: Tensor
+    by: Node
 
 
 @dataclass
@@ -35,6 +53,8 @@ class Scales:
         frozen: Parameters that may not be rescaled, and why.
         read_buffers: Buffers that are read as plain tensors somewhere.
         uncounted: Parameters that the criterion leaves out.
+        zero_reads: Uses in which a weight reads exact zeros; they ask for no factor.
+        read_frozen: Frozen weights that read something else than zeros.
         precision: Machine epsilon of the least precise parameter; what is rounded more coarsely than that is fixed.
         training: Mode of the graph at work.
         node: The node at work.
@@ -51,6 +71,8 @@ class Scales:
     frozen: dict[str, Cause] = field(default_factory=dict)
     read_buffers: set[str] = field(default_factory=set)
     uncounted: set[str] = field(default_factory=set)
+    zero_reads: list[ZeroRead] = field(default_factory=list)
+    read_frozen: set[str] = field(default_factory=set)
     precision: float = 0.0
     training: bool = False
     node: Node = None  # type: ignore[assignment]
@@ -239,7 +261,7 @@ class Scales:
 
         Args:
             weight: The parameter, not frozen.
-            read: Labels that broadcast to the weight's shape.
+            read: Labels that broadcast to the weight's shape; elements that read ANY ask for no factor.
             fresh_shape: Shape of the labels it gives, size 1 along the axes that it sums over.
 
         Returns:
@@ -251,8 +273,69 @@ class Scales:
             if plus is not None and self.equations.same(current[1], read):
                 return plus  # a further use with the same input scales gives the same output scales
         given = self.equations.fresh(torch.Size(fresh_shape).numel(), origin=self.node).view(tuple(fresh_shape))
-        self._assign(weight, given, read)
+        zeros = read == ANY
+        if bool(zeros.any()):
+            self.zero_reads.append(ZeroRead(weight, given, read, self.node))
+            if not bool(zeros.all()):
+                self._assign(*self._where(~zeros, weight, given, read))
+        else:
+            self._assign(weight, given, read)
         return given
+
+    def read_zeros(self, weight: Weight, shape: Sequence[int]) -> Labels:
+        """The product of a frozen weight with nothing but zeros: it fits any one label on the example."""
+        label = self.equations.fresh(1, origin=self.node).view([1] * len(shape))
+        nothing = torch.full([1] * len(weight.shape), ANY, dtype=torch.int32)
+        self.zero_reads.append(ZeroRead(weight, label, nothing, self.node))
+        return Labels(label, tuple(shape))
+
+    def settle_zero_reads(self) -> None:
+        """Settle the elements of weights that read exact zeros in every use, after the last walk.
+
+        Whatever their factor, the outputs on the example stay. Inputs of other sizes may have
+        something else in that place: a longer sequence feeds a state that began at zero back into
+        its weight, and a wider input is padded by fewer zeros. So an element that reads only zeros
+        reads like the rest of its row where that has one scale. A row that reads nothing but zeros
+        does not show what it may read: it is left alone, and what it is added to is fixed.
+        """
+        for use in self.zero_reads:
+            self.node = use.by
+            if use.weight.name in self.frozen:
+                known = use.weight.name in self.read_frozen or use.weight.name in self.scalings
+                if not known and bool((use.read == ANY).all()):
+                    self.equations.pin(use.given, by=use.by, reason=ZEROS_ALONE)
+                continue
+            if self._current(use.weight) is not None:
+                continue
+            read = Labels(use.read, use.weight.shape).full
+            summed = [axis for axis, size in enumerate(use.given.shape) if size == 1]
+            live = read != ANY
+            unset = self._unset(use.weight)
+            empty = ~live.any(summed, keepdim=True) if summed else ~live
+            unsettled = unset.any(summed, keepdim=True) if summed else unset
+            lost = use.given.expand(empty.shape)[empty & unsettled]
+            self.equations.pin(lost, by=use.by, reason=ZEROS_ALONE)
+            known = torch.unique(self.equations.simplified(read[live]))
+            common = int(known) if known.numel() == 1 else FIXED
+            rest = unset & ~empty
+            if bool(rest.any()):
+                minus = torch.full([1] * rest.dim(), common, dtype=torch.int32)
+                self._assign_unset(*self._where(rest, use.weight, use.given, minus))
+
+    def _where(self, mask: Tensor, weight: Weight, plus: Tensor, minus: Tensor) -> tuple[Weight, Tensor, Tensor]:
+        """The elements of a weight at a mask, and the labels there, each as one line."""
+        mask = mask.expand(weight.shape)
+        index = self._index(weight)[mask]
+        chosen = replace(weight, index=index, shape=tuple(index.shape))
+        return chosen, plus.expand(weight.shape)[mask], minus.expand(weight.shape)[mask]
+
+    def _unset(self, weight: Weight) -> Tensor:
+        """Which elements of a weight no use has asked a factor for, as a mask of its shape."""
+        scaling = self.scalings.get(weight.name)
+        if scaling is None:
+            return torch.ones(weight.shape, dtype=torch.bool)
+        plus = Labels(scaling.plus, scaling.shape).full.reshape(-1)
+        return plus[self._index(weight).long()] == UNSET
 
     def follow(self, buffer: Known, ids: Tensor, *, epsilon: float | None = None) -> None:
         """Let a running statistic follow the labels ids, (channels,)."""

@@ -333,6 +333,7 @@ def symmetry_of(
             for name, mask in scales.reads.items():
                 entries[name] = entries[name] | mask if name in entries else mask
         reads.append(entries)
+    scales.settle_zero_reads()
     settle_unread_entries(scales, reads)
     examples = tuple(capture.example for capture in captured)
     symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
@@ -364,13 +365,20 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
-    """Parameters that no rule may rescale: parametrized ones, and tensors that overlap in memory with others."""
+    """Parameters that no rule may rescale: parametrized ones, and tensors that overlap in memory.
+
+    A weight norm is the one parametrization that has a rule.
+    """
     names = canonical_names(model)
     frozen: dict[str, Cause] = {}
     for prefix, module in model.named_modules():
-        if parametrize.is_parametrized(module):
-            for name, _ in module.parametrizations.named_parameters():  # type: ignore[operator, union-attr]
-                full = f"{prefix}.parametrizations.{name}".lstrip(".")
+        if not parametrize.is_parametrized(module):
+            continue
+        for tensor, steps in module.parametrizations.items():  # type: ignore[operator, union-attr]
+            if [type(step).__name__ for step in steps] == ["_WeightNorm"]:
+                continue
+            for name, _ in steps.named_parameters():
+                full = f"{prefix}.parametrizations.{tensor}.{name}".lstrip(".")
                 frozen[names[full]] = Cause(None, "is under torch.nn.utils.parametrize")
     constants = {n.name: n.value for graph in graphs for n in graph.nodes if n.op == "constant" and n.value is not None}
     for one, other in overlapping([*model.named_parameters(), *model.named_buffers(), *constants.items()]):

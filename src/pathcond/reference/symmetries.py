@@ -62,7 +62,8 @@ def count_symmetries(
     Elements that no output depends on (a key's bias, which softmax cancels) are left out. ε of LayerNorm and its kin
     is set to 0.1, so that invariance up to ε does not pass for a symmetry. Coordinates are the parameters and, for
     BatchNorm, the running mean and σ = √(var + ε). Rows come from eval mode and from train mode with ε = 0. "absorb"
-    drops γ and β from R, "gain" mean and σ, "paper" γ, σ and the train rows.
+    drops γ and β from R, "gain" mean and σ, "paper" γ, σ and the train rows. The direction of a weight norm, whose own scale
+    cancels, is dropped always.
 
     Args:
         model: A small network; it is copied.
@@ -120,8 +121,10 @@ def _dropped(model: nn.Module, names: Any, normalization: str) -> set[str]:
         if isinstance(module, BATCH_NORMS + OTHER_NORMS) or type(module).__name__.endswith("RMSNorm"):
             gains.add(f"{prefix}.weight")
             biases.add(f"{prefix}.bias")
+    directions = {name for name in names if name.endswith((".weight_v", "weight.original1"))}
     means, sigmas = ({name for name in names if name.endswith(end)} for end in ("#mean", "#sigma"))
-    return {"absorb": gains | biases, "gain": means | sigmas, "full": set(), "paper": gains | sigmas}[normalization]
+    held = {"absorb": gains | biases, "gain": means | sigmas, "full": set(), "paper": gains | sigmas}
+    return held[normalization] | directions
 
 
 def _generators(model: nn.Module, sizes: dict[str, torch.Size], dropped: set[str]) -> Tensor:

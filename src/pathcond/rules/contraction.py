@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import labels as lb
-from ..labels import ANY, FIXED, Labels
+from ..labels import ANY, Labels
 from .table import energy, rule
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ MAX_PRODUCTS = 1 << 22  # beyond this many terms a product of two activations is
 
 def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
     """Labels of einsum("x_axes,w_axes->out_axes"); the result has one axis per letter, size 1 where constant."""
-    x, w = scales.simplified(x), scales.simplified(w)
+    given = (x, w)
+    x, w = (scales.simplified(operand) for operand in given)
     if scales.is_weight(x) and not scales.is_weight(w):
         return contract(scales, w, w_axes, x, x_axes, out_axes)
     if scales.is_weight(w):
@@ -37,9 +38,16 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     sizes = dict(zip(x_axes, a.shape, strict=True)) | dict(zip(w_axes, b.shape, strict=True))
     sizes |= {axis: size for axis, size in zip(x_axes, a.shape, strict=True) if size > 1}
     shape = tuple(sizes[axis] for axis in out_axes)
+    for operand, other in zip(given, (b, a), strict=True):
+        if scales.is_weight(operand):  # a frozen one, or a weight would have read it
+            if bool((other.ids == ANY).all()):
+                return scales.read_zeros(operand, shape)
+            scales.read_frozen.add(operand.name)
     if a.fixed and b.fixed:
         return lb.constant(shape)
     joint = out_axes + "".join(sorted(set(x_axes + w_axes) - set(out_axes)))
+    a = _agree_where_constant(scales, a, x_axes, b, w_axes, out_axes)
+    b = _agree_where_constant(scales, b, w_axes, a, x_axes, out_axes)
     a_ids, b_ids = _arrange(a.ids, x_axes, joint), _arrange(b.ids, w_axes, joint)
     size = 1
     for m, n in zip(a_ids.shape, b_ids.shape, strict=True):
@@ -55,11 +63,22 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     return Labels(agreed.ids.reshape(agreed.ids.shape[: len(out_axes)]), shape)
 
 
+def _agree_where_constant(scales: Scales, a: Labels, a_axes: str, b: Labels, b_axes: str, out_axes: str) -> Labels:
+    """Equate the labels of ``a`` along summed axes on which those of ``b`` do not vary.
+
+    The sum over i of a_i · b asks for that anyway. Doing it first keeps the table of all products small.
+    """
+    if bool((b.ids == ANY).any()):
+        return a
+    varying = {axis for axis, size in zip(b_axes, b.ids.shape, strict=True) if size > 1}
+    kept = varying | set(out_axes)
+    return scales.agree(a, [i for i, axis in enumerate(a_axes) if axis not in kept])
+
+
 def _through_weight(scales: Scales, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
     w_sizes = dict(zip(w_axes, w.shape, strict=True))
     positions = [i for i, axis in enumerate(x_axes) if w_sizes.get(axis, 1) == 1]
     read = _arrange(scales.agree(x, positions).ids, x_axes, w_axes)
-    read = read.masked_fill(read == ANY, FIXED)  # a weight that reads only zeros may do as it likes
     sizes = w_sizes | {axis: size for axis, size in zip(x_axes, x.shape, strict=True) if size > 1 or axis not in w_axes}
     fresh_shape = [size if axis in out_axes else 1 for axis, size in zip(w_axes, w.shape, strict=True)]
     given = scales.scale_weight(w, read, fresh_shape)
@@ -109,6 +128,28 @@ def _matmul(scales: Scales, a: Any, b: Any) -> Labels:
     return contract(scales, a, a_axes, b, b_axes, out_axes)
 
 
+@rule("outer", "ger", family=CONTRACTION)
+def outer(scales: Scales, x: Any, vec2: Any) -> Labels:
+    return contract(scales, x, "i", vec2, "j", "ij")
+
+
+@rule("inner", family=CONTRACTION)
+def inner(scales: Scales, x: Any, other: Any) -> Labels:
+    """Both are summed over their last axis."""
+    left, right = _letters(len(x.shape) - 1), ascii_letters[: len(other.shape) - 1]
+    return contract(scales, x, left + "z", other, right + "z", left + right)
+
+
+@rule("tensordot", family=CONTRACTION)
+def tensordot(scales: Scales, x: Any, other: Any, dims_self: Any, dims_other: Any) -> Labels:
+    left, right = list(_letters(len(x.shape))), list(ascii_letters[: len(other.shape)])
+    for one, two in zip(dims_self, dims_other, strict=True):
+        right[two] = left[one]
+    shared = {left[one % len(left)] for one in dims_self}
+    out = "".join(axis for axis in left + right if axis not in shared)
+    return contract(scales, x, "".join(left), other, "".join(right), out)
+
+
 @rule("addmm", "baddbmm", "addmv", family=CONTRACTION)
 def addmm(scales: Scales, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any) -> Labels:
     a = next(operand for operand in (mat1, batch1, mat) if operand is not None)
@@ -119,7 +160,7 @@ def addmm(scales: Scales, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any
 @rule("einsum", family=CONTRACTION)
 def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
     axes, out = _spelled_out(equation, [len(tensor.shape) for tensor in tensors])
-    if len(tensors) > 2 or any(len(set(term)) < len(term) for term in axes):
+    if any(len(set(term)) < len(term) for term in axes):
         for tensor in tensors:
             scales.pin(tensor, f"takes part in einsum {equation!r}, which is not traced")
         return lb.constant(scales.node.shape)
@@ -127,7 +168,15 @@ def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
         labels = scales.labels(tensors[0])
         summed = [i for i, axis in enumerate(axes[0]) if axis not in out]
         return Labels(_arrange(scales.agree(labels, summed).ids, axes[0], out), scales.node.shape)
-    return scales.broadcast(contract(scales, tensors[0], axes[0], tensors[1], axes[1], out), scales.node.shape)
+    # Two at a time: a letter is summed as soon as neither the rest nor the output has it.
+    made, made_axes = tensors[0], axes[0]
+    for i in range(1, len(tensors)):
+        needed = set(out).union(*axes[i + 1 :])
+        kept = "".join(a for a in dict.fromkeys(made_axes + axes[i]) if a in needed)
+        kept = out if i == len(tensors) - 1 else kept
+        made = contract(scales, made, made_axes, tensors[i], axes[i], kept)
+        made_axes = kept
+    return scales.broadcast(made, scales.node.shape)
 
 
 def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
@@ -142,6 +191,16 @@ def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
         joined = "".join(axes)
         out = ellipsis + "".join(sorted(a for a in set(joined) if joined.count(a) == 1 and a not in ellipsis))
     return axes, out.replace("...", ellipsis)
+
+
+@rule("bilinear", family=CONTRACTION)
+def bilinear(scales: Scales, input1: Any, input2: Any, weight: Any, bias: Any) -> Labels:
+    """Σ_ij x_i W_oij y_j: W reads the product of what both inputs carry."""
+    one, other = (scales.agree(scales.labels(x), range(len(x.shape) - 1)) for x in (input1, input2))
+    rows = Labels(one.ids.reshape(-1, 1), (one.shape[-1], 1))
+    columns = Labels(other.ids.reshape(1, -1), (1, other.shape[-1]))
+    pairs = scales.combine((1, rows), (1, columns))
+    return _with_bias(scales, contract(scales, pairs, "ij", weight, "oij", "o"), bias)
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
@@ -189,6 +248,21 @@ def weighted_sum(energies: Energies, bias: Any) -> Tensor:
     return energies.product(multiply, "input", "weight")
 
 
+@energy("outer", "ger", "inner")
+def vector_product(energies: Energies) -> Tensor:
+    """Energies multiply and are summed."""
+    left, right, *_ = energies.node.bound
+    multiply = torch.inner if energies.node.op == "inner" else torch.outer
+    return energies.product(multiply, left, right)
+
+
+@energy("tensordot")
+def tensordot_energy(energies: Energies, dims_self: Any, dims_other: Any) -> Tensor:
+    """Energies multiply and are summed."""
+    dims = (list(dims_self), list(dims_other))
+    return energies.product(lambda a, b: torch.tensordot(a, b, dims), "self", "other")
+
+
 @energy("matmul", "mm", "bmm", "mv", "dot")
 def matrix_product(energies: Energies) -> Tensor:
     """Energies multiply and are summed."""
@@ -201,6 +275,17 @@ def matrix_product_plus(energies: Energies, x: Any, alpha: Any, beta: Any) -> Te
     """Energies multiply and are summed; what is added starts paths."""
     _, left, right, *_ = energies.node.bound
     return energies.plus(energies.product(torch.matmul, left, right) * energies.power(alpha), x, times=beta)
+
+
+@energy("bilinear")
+def bilinear_energy(energies: Energies, bias: Any) -> Tensor:
+    """Energies multiply and are summed; what is added starts paths."""
+
+    def multiply(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return torch.einsum("...i,...j,oij->...o", x, y, w)
+
+    total = energies.product(multiply, "input1", "input2", "weight")
+    return total if bias is None else energies.plus(total, bias)
 
 
 @energy("einsum")

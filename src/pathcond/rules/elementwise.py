@@ -47,9 +47,11 @@ def clamp(scales: Scales, x: Any, min: Any, max: Any, min_val: Any, max_val: Any
     return scales.merge(x, *bounds, reason="is clamped at a constant")
 
 
-@rule("sign", "sgn", family=HOMOGENEOUS)
-def sign(scales: Scales, x: Any) -> Labels:
-    return constant(scales.labels(x).shape)
+@rule("sign", "sgn", "signbit", "isnan", "isinf", "isfinite", "logical_not", "any", "all",
+      family=HOMOGENEOUS)  # fmt: skip
+def sign(scales: Scales) -> Labels:
+    """No positive scale changes these."""
+    return constant(scales.node.shape)
 
 
 @rule("add", "sub", "rsub", "maximum", "minimum", "fmax", "fmin", "lerp", "hypot", family=SUMS)
@@ -120,12 +122,21 @@ def smooth(scales: Scales, x: Any) -> Labels:
 
 
 @rule("sigmoid", "tanh", "softmax", "_softmax", "log_softmax", "_log_softmax", "hardsigmoid", "exp", "expm1", "log", "log1p",
-      "log_sigmoid", "sin", "cos", "erf", "round", "floor", "ceil", "logsumexp", "logical_not",
-      "softshrink", "hardshrink", "atan", "floor_divide", "remainder", "glu", family=NONLINEAR)  # fmt: skip
+      "log_sigmoid", "sin", "cos", "erf", "round", "floor", "ceil", "logsumexp",
+      "softshrink", "hardshrink", "atan", "floor_divide", "remainder", family=NONLINEAR)  # fmt: skip
 def nonlinear(scales: Scales, x: Any, other: Any) -> Labels:
     scales.pin(other, f"passes through {scales.node.op}, which is not homogeneous")
     scales.pin(x, f"passes through {scales.node.op}, which is not homogeneous")
     return constant(scales.node.shape)
+
+
+@rule("glu", family=PRODUCTS)
+def gated(scales: Scales, x: Any, dim: int) -> Labels:
+    """a · sigmoid(b): the scale of a passes, b is fixed."""
+    labels = scales.labels(x)
+    values, gate = labels.along([dim]).chunk(2, dim)
+    scales.equations.pin(gate, by=scales.node, reason="makes the gate of a glu")
+    return Labels(values, scales.node.shape)
 
 
 @rule("zeros_like", "new_zeros", family=NO_SCALE)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import FREEZE, Frozen, PathSum
-from ..labels import Labels
+from ..labels import Labels, constant
 from ..values import Known
 from .table import energy, rule
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
+SUM_OF_ROWS, MEAN_OF_ROWS = 0, 1  # modes of embedding_bag
 INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick"
 
 
@@ -29,8 +30,22 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
         columns = scales.scale_weight(weight, torch.zeros(1, 1, dtype=torch.int32), [1, weight.shape[1]])
     else:
         columns = scales.agree(scales.labels(weight), [0]).ids
-    rank = len(scales.node.shape)
-    return Labels(columns.view([1] * (rank - 1) + [columns.shape[-1]]), scales.node.shape)
+    shape = scales.node.shape[0] if isinstance(scales.node.shape, list) else scales.node.shape
+    return Labels(columns.view([1] * (len(shape) - 1) + [columns.shape[-1]]), shape)
+
+
+@rule("embedding_bag", family=INDEXING)
+def embedding_bag(scales: Scales, weight: Any, indices: Any, offsets: Any, per_sample_weights: Any) -> Any:
+    """Sums, means and maxima of rows: one log-scale per column, plus that of the rows' weights."""
+    shape, *others = scales.node.shape
+    scales.pin(offsets, "is an index")
+    columns = embedding(scales, weight, indices).ids.reshape(1, -1)
+    bags = Labels(columns, shape)
+    if per_sample_weights is not None:
+        labels = scales.labels(per_sample_weights)
+        common = scales.agree(labels, range(len(labels.shape))).ids.reshape(1, 1)
+        bags = Labels(scales.combine_ids((1, columns), (1, common)), shape)
+    return bags, *[constant(other) for other in others]
 
 
 @rule("index", family=INDEXING)
@@ -76,15 +91,6 @@ def gather(scales: Scales, x: Any, dim: int, index: Any, indices: Any) -> Labels
     return Labels(scales.agree(labels, varying).ids, scales.node.shape)
 
 
-@rule("scatter", "index_put", "index_copy", "index_add", "scatter_add", "masked_scatter", "slice_scatter", "select_scatter",
-      family=INDEXING)  # fmt: skip
-def scatter(scales: Scales, x: Any, index: Any, indices: Any, src: Any, values: Any, value: Any, source: Any) -> Labels:
-    """Rare in networks: what is written and what it is written into are fixed."""
-    for operand in (index, *(indices or ()), src, values, value, source):
-        scales.pin(operand, "is written into part of a tensor")
-    return scales.pin(x, "is partly overwritten")
-
-
 @rule("tril", "triu", family=INDEXING)
 def triangle(scales: Scales, x: Any) -> Labels:
     return scales.labels(x)
@@ -102,12 +108,63 @@ def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
     return energies.averaged(lambda rows: F.embedding(rows, table), "indices")
 
 
+@energy("embedding_bag", measures=True)
+def embedding_bag_energy(energies: Energies, weight: Any, indices: Any, offsets: Any, mode: int, per_sample_weights: Any) -> Any:
+    """The rows that the example batch reads, 1/n of each in a mean; uncalibrated one path per row."""
+    others = [FREEZE] * (len(energies.node.shape) - 1)
+    if isinstance(weight, PathSum) or (not energies.calibrate and not isinstance(offsets, Known)):
+        return FREEZE
+    table = energies.factor(weight)
+    settings: dict[str, Any] = {"mode": SUM_OF_ROWS, "sparse": False, "scale_grad_by_freq": False}
+    if per_sample_weights is not None:
+        settings["per_sample_weights"] = energies.factor(per_sample_weights)
+
+    def bags(at: Tensor, starts: Tensor) -> Tensor:
+        chosen = settings | {"indices": at, "offsets": starts}
+        total: Tensor = energies.itself({"weight": table, **chosen})[0]
+        if mode != MEAN_OF_ROWS:
+            return total
+        sizes = energies.itself({"weight": torch.ones_like(table[:, :1]), **chosen})[0]
+        return total * sizes.clamp(min=1) ** -energies.p
+
+    if energies.calibrate or isinstance(indices, Known):
+        return energies.averaged(bags, "indices", "offsets"), *others
+    # Every entry of a bag may be any row but the padding: as if a table held their sum alone.
+    padding = energies.node.bound.get("padding_idx")
+    if padding is not None:
+        table = table.index_fill(0, torch.tensor([padding], device=energies.device), 0.0)
+        settings["padding_idx"] = None
+    table = table.sum(0, keepdim=True)
+    entries = energies.node.bound["indices"].shape
+    first = torch.zeros(entries, dtype=torch.long, device=energies.device)
+    return bags(first, offsets.value), *others
+
+
 @energy("index", measures=True)
 def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
-    """Known indices are executed on the energies; others end the paths."""
-    if any(isinstance(given, (Frozen, PathSum)) for given in indices):
+    """What the example batch picks; uncalibrated one path per element that may be picked."""
+    power = energies.summand(x)
+    unknown = any(isinstance(given, (Frozen, PathSum)) for given in indices)
+    if not unknown or energies.calibrate:
+        return energies.averaged(lambda at: power[_subscript(at)], "indices")
+    if any(given is not None and _is_mask(given) for given in energies.node.bound["indices"]):
         return FREEZE
-    return energies.summand(x)[tuple(slice(None) if given is None else given.value for given in indices)]
+    picked = power.sum([i for i, given in enumerate(indices) if given is not None], keepdim=True)
+    return picked[_subscript(_origins(energies.node.bound["indices"]))].expand(energies.node.shape)
+
+
+def _subscript(indices: Any) -> tuple[Any, ...]:
+    return tuple(slice(None) if given is None else given for given in indices)
+
+
+def _origins(indices: Any) -> list[Tensor | None]:
+    """Indices of the same rank that all point to the first element."""
+    ranks = [None if given is None else len(given.shape) for given in indices]
+    return [None if n is None else torch.zeros([1] * n, dtype=torch.long) for n in ranks]
+
+
+def _is_mask(index: Any) -> bool:
+    return index.dtype == torch.bool
 
 
 @energy("index_select", "gather", "take_along_dim", measures=True)
@@ -121,12 +178,7 @@ def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Te
     return energies.summand(x).sum(dim, keepdim=True).expand(energies.node.shape)
 
 
-@energy("tril", "triu", "slice_scatter", "select_scatter", "index_put", "index_copy", "index_add", "scatter", "scatter_add")
-def placed(energies: Energies, index: Any, indices: Any, alpha: Any, value: Any, reduce: Any) -> Any:
-    """Known indices are executed on the energies; others end the paths."""
-    unknown = [given for given in (index, *(indices or ())) if isinstance(given, (Frozen, PathSum))]
-    if unknown or reduce is not None:
-        return FREEZE
-    numbers = {"alpha": energies.power(alpha)} if alpha is not None else {}
-    numbers |= {"value": energies.summand(value)} if isinstance(value, (int, float)) else {}
-    return energies.itself({name: float(number) for name, number in numbers.items()})
+@energy("tril", "triu")
+def triangle_energy(energies: Energies) -> Tensor:
+    """The op itself, run on the energies."""
+    return energies.itself()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import labels as lb
 from ..energies import FREEZE
 from ..labels import Labels, constant
 from .table import energy, rule
@@ -34,7 +35,7 @@ def _reduced(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return Labels(ids, shape)
 
 
-@rule("sum", "mean", "amax", "amin", "nansum", "std", family=REDUCTION)
+@rule("sum", "mean", "amax", "amin", "nansum", "nanmean", "std", family=REDUCTION)
 def reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return _reduced(scales, x, dim, keepdim)
 
@@ -44,6 +45,36 @@ def norm(scales: Scales, x: Any, p: Any, ord: Any, dim: Any, keepdim: Any) -> La
     if 0 in (p, ord):  # the number of nonzero elements
         scales.pin(x, "is counted")
     return _reduced(scales, x, dim, keepdim)
+
+
+@rule("aminmax", family=REDUCTION)
+def extrema(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
+    values = _reduced(scales, x, dim, keepdim)
+    return values, values
+
+
+@rule("kthvalue", family=REDUCTION)
+def ranked_value(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
+    values = _reduced(scales, x, dim, keepdim)
+    return values, constant(values.shape)
+
+
+@rule("trace", family=REDUCTION)
+def trace(scales: Scales, x: Any) -> Labels:
+    return _reduced(scales, lb.through_view(torch.diagonal, scales.labels(x)), None, False)
+
+
+@rule("diff", family=REDUCTION)
+def difference(scales: Scales, x: Any, dim: int, prepend: Any, append: Any) -> Labels:
+    """Differences along an axis, which shares one scale with what is put before and behind it."""
+    parts = [scales.agree(scales.labels(part), [dim]) for part in (x, prepend, append) if part is not None]
+    lines = [Labels(part.ids, _with_size_one(part.shape, dim)) for part in parts]
+    merged = scales.merge(*lines, reason="is subtracted from something that has no scale")
+    return Labels(merged.ids, scales.node.shape)
+
+
+def _with_size_one(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return tuple(1 if i == dim % len(shape) else size for i, size in enumerate(shape))
 
 
 @rule("max", "min", "median", family=REDUCTION)
@@ -69,6 +100,12 @@ def variance_and_mean(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
 def position(scales: Scales, x: Any, dim: Any) -> Labels:
     _reduced(scales, x, dim, True)
     return constant(scales.node.shape)
+
+
+@rule("cummax", "cummin", family=REDUCTION)
+def running_extremum(scales: Scales, x: Any, dim: int) -> Any:
+    values = scales.agree(scales.labels(x), [dim])
+    return values, constant(values.shape)
 
 
 @rule("cumsum", family=REDUCTION)
@@ -98,12 +135,26 @@ def _pool(rank: int, *ops: str) -> None:
 
 
 _pool(1, "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d", "max_pool1d_with_indices",
-      "upsample_nearest1d", "upsample_linear1d")  # fmt: skip
+      "upsample_nearest1d", "upsample_linear1d", "_upsample_nearest_exact1d")  # fmt: skip
 _pool(2, "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool2d_with_indices",
       "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d",
-      "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "fractional_max_pool2d")  # fmt: skip
+      "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "fractional_max_pool2d", "max_unpool2d")  # fmt: skip
 _pool(3, "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d", "max_pool3d_with_indices",
-      "upsample_nearest3d", "upsample_trilinear3d")  # fmt: skip
+      "upsample_nearest3d", "upsample_trilinear3d", "_upsample_nearest_exact3d",
+      "fractional_max_pool3d", "max_unpool3d")  # fmt: skip
+
+
+@rule("cdist", family=REDUCTION)
+def distances(scales: Scales, x1: Any, x2: Any, p: float) -> Labels:
+    """Every row of one is compared with every row of the other, so they share one scale."""
+    if p == 0:
+        scales.pin(x2, "is counted")
+        return scales.labels(scales.pin(x1, "is counted"))
+    one, other = (scales.agree(scales.labels(x), [-1, -2]) for x in (x1, x2))
+    shapes = [(*labels.shape[:-2], 1, 1) for labels in (one, other)]
+    rows = [Labels(x.ids, shape) for x, shape in zip((one, other), shapes, strict=True)]
+    merged = scales.merge(*rows, reason="is compared with something that has no scale")
+    return Labels(scales.broadcast(merged, scales.node.shape).ids, scales.node.shape)
 
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", family=POOLING)
@@ -116,7 +167,8 @@ def grid_sample(scales: Scales, input: Any, grid: Any) -> Labels:
 # -- path energy ------------------------------------------------------------------------------------
 
 
-@energy("sum", "cumsum", "nansum", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d")
+@energy("sum", "cumsum", "nansum", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")  # fmt: skip
 def summed(energies: Energies) -> Tensor:
     """The op itself, run on the energies."""
     return energies.itself()
@@ -138,6 +190,16 @@ def selected(energies: Energies, x: Any, dim: Any, keepdim: Any, other: Any) -> 
     dims = list(range(power.dim())) if dim is None or dim == [] else dim
     total = power.sum(dims, keepdim=bool(keepdim))
     return (total, FREEZE) if isinstance(energies.node.shape, list) else total
+
+
+@energy("max_unpool2d", "max_unpool3d", measures=True)
+def unpooled(energies: Energies, x: Any) -> Tensor:
+    """Where the example batch sends it; uncalibrated one path per place that it may be sent to."""
+    power = energies.summand(x)
+    if energies.calibrate:
+        return energies.averaged(lambda at: energies.itself({"indices": at}), "indices")
+    axes = list(range(-len(energies.node.bound["output_size"]), 0))
+    return power.sum(axes, keepdim=True).expand(energies.node.shape)
 
 
 @energy("sort", "topk")

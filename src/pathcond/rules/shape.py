@@ -22,9 +22,16 @@ SHAPE = "Shape: executed on the labels"
 @rule("permute", "transpose", "t", "numpy_T", "adjoint", "mT", "squeeze", "unsqueeze", "expand", "expand_as", "slice", "select",
       "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "diagonal", "unfold", "split", "split_with_sizes", "chunk",
       "unbind", "tensor_split", "unsafe_split", "unsafe_chunk", "broadcast_to", "view_as_real", "hsplit", "vsplit",
-      "dsplit", family=SHAPE)  # fmt: skip
+      "dsplit", "rot90", family=SHAPE)  # fmt: skip
 def view(scales: Scales, x: Any) -> Any:
     return scales.through_view(x)
+
+
+@rule("diag_embed", family=SHAPE)
+def diagonal_matrix(scales: Scales, x: Any, offset: int, dim1: int, dim2: int) -> Labels:
+    """What lies off the diagonal is zero, and fits any scale."""
+    ids = scales.labels(x).full - ANY  # so that the zeros that come in stand for ANY
+    return Labels(torch.diag_embed(ids, offset, dim1, dim2) + ANY, scales.node.shape)
 
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel", family=SHAPE)
@@ -150,7 +157,7 @@ def col2im(scales: Scales, x: Any, kernel_size: Any) -> Labels:
         "unbind", "tensor_split", "unsafe_split", "unsafe_chunk", "broadcast_to", "hsplit", "vsplit", "dsplit", "cat", "concat",
         "concatenate", "stack", "roll", "flip", "repeat", "tile", "repeat_interleave", "pixel_shuffle", "pixel_unshuffle",
         "channel_shuffle", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
-        "replication_pad3d", "_pad_circular", "im2col", "col2im")  # fmt: skip
+        "replication_pad3d", "_pad_circular", "im2col", "col2im", "rot90", "diag_embed")  # fmt: skip
 def moved(energies: Energies) -> Any:
     """The op itself, run on the energies."""
     return energies.itself()
