@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .graph import as_call, fresh_call, replaced, untouched
+from .models import returned_leaves
 from .sharding import computes_in, reshard
 
 
@@ -30,16 +31,8 @@ def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Ten
             outputs = model(*args, **kwargs)
         finally:
             reshard(model)
-    return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    leaves = tree_leaves(outputs)
-    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    for leaf in leaves:
-        if hasattr(leaf, "values") and callable(leaf.values) and not isinstance(leaf, Tensor):  # unregistered mappings
-            found += _tensors(list(leaf.values()))
-    return found
+    tensors = [leaf for leaf in returned_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [out for out in tensors if out.dtype.is_floating_point]
 
 
 @contextlib.contextmanager

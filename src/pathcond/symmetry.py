@@ -26,7 +26,7 @@ from .calibration import batch_variances
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
 from .factor import exp
-from .graph import Graph, Node, canonical_names, capture, unwrap
+from .graph import Graph, Node, canonical_names, capture_both_modes, unwrap
 from .labels import FIXED
 from .memory import overlapping
 from .propagation import Propagation
@@ -250,7 +250,7 @@ def find_symmetry(
     if normalization not in get_args(Normalization):
         raise ValueError(f"normalization={normalization!r}; choose one of {', '.join(map(repr, get_args(Normalization)))}")
     model = unwrap(model)
-    graphs = [capture(model, example_inputs, training=training) for training in (False, True)]
+    graphs = capture_both_modes(model, example_inputs)
     return symmetry_of(model, example_inputs, graphs, normalization=normalization, approximate=approximate)
 
 

@@ -1,0 +1,201 @@
+"""Where a tensor's value becomes a Python value while a model is traced: what may be decided by it.
+
+A branch that goes by a value which depends on the data or on the weights has other outcomes for
+other inputs, and after a rescaling: it is refused. What depends on neither is decided. A check that
+only raises has one outcome that matters; what it reads must be kept, as an output is.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+from torch import nn
+
+from .errors import UnsupportedModelError
+from .nodes import TORCH_FOLDER
+
+# Files between the user's call and the mode that sees it.
+PLUMBING = frozenset(
+    TORCH_FOLDER + name.replace("/", os.sep)
+    for name in (
+        "_ops.py", "overrides.py", "_library/utils.py", "utils/_python_dispatch.py", "_tensor.py",
+    )
+)  # fmt: skip
+OWN = (os.path.abspath(__file__), os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracing.py"))
+
+
+class DecisionError(UnsupportedModelError):
+    """The model decides by a value that depends on its inputs or weights."""
+
+
+@dataclass
+class Origins:
+    """What a tensor's value depends on. Tensors that share memory share this object too.
+
+    Attributes:
+        floats: Parameters and floating-point inputs.
+        integers: Inputs of integers and truth values.
+        buffers: Buffers, and tensors that are attributes of modules.
+        draws: Whether random numbers are among them.
+    """
+
+    floats: set[str] = field(default_factory=set)
+    integers: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+    draws: bool = False
+
+    def add(self, other: Origins) -> None:
+        self.floats |= other.floats
+        self.integers |= other.integers
+        self.buffers |= other.buffers
+        self.draws |= other.draws
+
+    @classmethod
+    def union(cls, parts: Iterable[Origins]) -> Origins:
+        total = cls()
+        for part in parts:
+            total.add(part)
+        return total
+
+    def __str__(self) -> str:
+        names = sorted(self.floats) or sorted(self.integers)
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return shown if names else "random numbers"
+
+
+class SizeFromValues:
+    """A whole number that was read from integer inputs: good for sizes of tensors and nothing else.
+
+    ``edge_index.max().item() + 1`` is the number of nodes of the example's graph. Whoever branches
+    on it, counts a loop by it or picks an entry with it is told that this cannot be followed.
+    """
+
+    def __init__(self, value: int, refuse: Callable[[], NoReturn]) -> None:
+        self.value = value
+        self.refuse = refuse
+
+    def _made(self, value: Any) -> Any:
+        return SizeFromValues(value, self.refuse) if type(value) is int else self.refuse()
+
+    def __add__(self, other: Any) -> Any:
+        return self._made(self.value + plain(other))
+
+    def __mul__(self, other: Any) -> Any:
+        return self._made(self.value * plain(other))
+
+    def __sub__(self, other: Any) -> Any:
+        return self._made(self.value - plain(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._made(plain(other) - self.value)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._made(self.value // plain(other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def _refused(self, *others: Any) -> Any:
+        return self.refuse()
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    __index__ = __int__ = __float__ = __hash__ = _refused  # type: ignore[assignment]
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refused
+
+
+def plain(value: Any) -> Any:
+    """The number behind a size; anything else as it is."""
+    return value.value if isinstance(value, SizeFromValues) else value
+
+
+# -- places in the user's code ----------------------------------------------------------------------
+
+
+def frames() -> Iterable[FrameType]:
+    """The frames that led here, innermost first, without torch's dispatcher and this tracer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name not in PLUMBING and name not in OWN:
+            yield frame
+        frame = frame.f_back
+
+
+def describe(frame: FrameType) -> str:
+    """``file.py:123`` and the code on it."""
+    name = frame.f_code.co_filename
+    code = linecache.getline(name, frame.f_lineno, frame.f_globals).strip()
+    return f"{os.path.basename(name)}:{frame.f_lineno} `{code}`"
+
+
+def user_line() -> str:
+    """The innermost line outside torch."""
+    for frame in frames():
+        if not frame.f_code.co_filename.startswith(TORCH_FOLDER):
+            return describe(frame)
+    return ""
+
+
+def calling_module(names: dict[int, str]) -> str:
+    """Qualified name of the innermost module that is being called."""
+    for frame in frames():
+        if frame.f_code is nn.Module._call_impl.__code__:
+            name = names.get(id(frame.f_locals.get("self")))
+            if name is not None:
+                return name
+    return ""
+
+
+def only_raises() -> bool:
+    """Whether the value is asked for by a check: ``assert ...``, or an ``if`` that does nothing but raise."""
+    frame = next(iter(frames()), None)
+    if frame is None:
+        return False
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    return frame.f_lineno in _checked_lines("".join(lines))
+
+
+@functools.lru_cache(maxsize=64)
+def _checked_lines(source: str) -> frozenset[int]:
+    """The lines of all tests in a file whose only consequence is an exception."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found: set[int] = set()
+    others: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _raises(node.body)):
+            # A walrus takes the value out of the test.
+            kept = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test))
+            (others if kept else found).update(_lines(node.test))
+        elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            others.update(_lines(node.test))
+    return frozenset(found - others)
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    return len(body) == 1 and isinstance(body[0], ast.Raise)
+
+
+def _lines(node: ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def refuse(origins: Origins, what: str = "its value decides what is computed") -> NoReturn:
+    """Name the line that decides by a value, what that value depends on, and what to do."""
+    place = user_line()
+    raise DecisionError(
+        f"The model decides by the value of a tensor at {place}: that tensor depends on {origins}, and "
+        f"{what}, so for other inputs or other weights the model may take another way than on the "
+        "example batch. Write it without a Python decision (torch.where, multiplication by a mask), "
+        "or move it out of the model that is passed here."
+    )
