@@ -12,11 +12,13 @@ import functools
 import linecache
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 from .errors import UnsupportedModelError
@@ -29,7 +31,10 @@ PLUMBING = frozenset(
         "_ops.py", "overrides.py", "_library/utils.py", "utils/_python_dispatch.py", "_tensor.py",
     )
 )  # fmt: skip
-OWN = (os.path.abspath(__file__), os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracing.py"))
+_HERE = os.path.dirname(os.path.abspath(__file__))
+OWN = tuple(os.path.join(_HERE, name) for name in ("decisions.py", "draws.py", "tracing.py"))
+STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+SITE_PACKAGES = os.path.join(STANDARD_LIBRARY, "site-packages")
 
 
 class DecisionError(UnsupportedModelError):
@@ -71,49 +76,80 @@ class Origins:
         return shown if names else "random numbers"
 
 
-class SizeFromValues:
+class SizeNode:
     """A whole number that was read from integer inputs: good for sizes of tensors and nothing else.
 
-    ``edge_index.max().item() + 1`` is the number of nodes of the example's graph. Whoever branches
-    on it, counts a loop by it or picks an entry with it is told that this cannot be followed.
+    ``edge_index.max().item() + 1`` is the number of nodes of the example's graph. As the node of a
+    torch.SymInt it passes for a number wherever torch takes one. Whoever branches on it, counts a
+    loop by it or picks an entry with it is told that this cannot be followed.
     """
 
-    def __init__(self, value: int, refuse: Callable[[], NoReturn]) -> None:
+    constant = None
+
+    def __init__(self, value: int, refused: Callable[[], NoReturn]) -> None:
         self.value = value
-        self.refuse = refuse
+        self.refused = refused
 
-    def _made(self, value: Any) -> Any:
-        return SizeFromValues(value, self.refuse) if type(value) is int else self.refuse()
+    def is_int(self) -> bool:
+        return True
 
-    def __add__(self, other: Any) -> Any:
-        return self._made(self.value + plain(other))
+    def is_float(self) -> bool:
+        return False
 
-    def __mul__(self, other: Any) -> Any:
-        return self._made(self.value * plain(other))
+    is_bool = is_nested_int = is_constant = is_float
 
-    def __sub__(self, other: Any) -> Any:
-        return self._made(self.value - plain(other))
+    def is_symbolic(self) -> bool:
+        return True
 
-    def __rsub__(self, other: Any) -> Any:
-        return self._made(plain(other) - self.value)
+    has_hint = is_symbolic
 
-    def __floordiv__(self, other: Any) -> Any:
-        return self._made(self.value // plain(other))
+    def maybe_as_int(self) -> None:
+        return None
 
-    __radd__ = __add__
-    __rmul__ = __mul__
+    def wrap_int(self, number: int) -> SizeNode:
+        return SizeNode(number, self.refused)
 
-    def _refused(self, *others: Any) -> Any:
-        return self.refuse()
+    def add(self, other: SizeNode) -> SizeNode:
+        return self.wrap_int(self.value + other.value)
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
-    __index__ = __int__ = __float__ = __hash__ = _refused  # type: ignore[assignment]
-    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refused
+    def sub(self, other: SizeNode) -> SizeNode:
+        return self.wrap_int(self.value - other.value)
+
+    def mul(self, other: SizeNode) -> SizeNode:
+        return self.wrap_int(self.value * other.value)
+
+    def _graph_repr(self) -> str:
+        return str(self.value)
+
+    __str__ = _graph_repr
+
+    def __getattr__(self, name: str) -> Any:
+        # Comparisons, conversions and all other arithmetic.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *arguments: self.refused()
+
+
+def size_from_values(value: int, refused: Callable[[], NoReturn]) -> torch.SymInt:
+    """A number that may only become a size.
+
+    Args:
+        value: The number on the example batch.
+        refused: Raises, for whoever wants more.
+    """
+    return torch.SymInt(SizeNode(value, refused))
+
+
+def is_size(value: Any) -> bool:
+    """Whether a number was read from integer inputs."""
+    return isinstance(value, torch.SymInt) and isinstance(value.node, SizeNode)
 
 
 def plain(value: Any) -> Any:
     """The number behind a size; anything else as it is."""
-    return value.value if isinstance(value, SizeFromValues) else value
+    if isinstance(value, slice):
+        return slice(plain(value.start), plain(value.stop), plain(value.step))
+    return value.node.value if is_size(value) else value
 
 
 # -- places in the user's code ----------------------------------------------------------------------
@@ -139,9 +175,15 @@ def describe(frame: FrameType) -> str:
 def user_line() -> str:
     """The innermost line outside torch."""
     for frame in frames():
-        if not frame.f_code.co_filename.startswith(TORCH_FOLDER):
+        if not is_library(frame.f_code.co_filename):
             return describe(frame)
     return ""
+
+
+def is_library(name: str) -> bool:
+    """Whether a file belongs to torch or to Python itself."""
+    standard = name.startswith(STANDARD_LIBRARY) and not name.startswith(SITE_PACKAGES)
+    return standard or name.startswith(TORCH_FOLDER)
 
 
 def calling_module(names: dict[int, str]) -> str:

@@ -8,7 +8,6 @@ they are asked for.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-DRAWS_FILE = os.path.abspath(__file__)
 WORDS = 624
 SET_WORDS = 400  # the others stay random, so that a generator which rejects draws ends all the same
 LOW = 2.0**-20

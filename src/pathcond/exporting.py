@@ -8,15 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.overrides import TorchFunctionMode
 
 from .errors import UnsupportedModelError
 from .models import canonical_names
 from .nodes import Graph, Node, alive, op_name, place_of, type_of
 
 
-def export_graph(model: nn.Module, args: tuple, kwargs: dict[str, Any], *, training: bool) -> Graph:
-    """Follow one call with fake tensors. The model is in the mode to capture already."""
-    return _read(torch.export.export(model, args, kwargs, strict=False), model, training)
+def export_graph(model: nn.Module, args: tuple, kwargs: dict[str, Any], *, training: bool, draws: TorchFunctionMode) -> Graph:
+    """Follow one call with fake tensors.
+
+    Args:
+        model: In the mode to capture.
+        args, kwargs: Of the call.
+        training: That mode.
+        draws: Sees every call, to count or replace random numbers.
+    """
+    with draws:
+        program = torch.export.export(model, args, kwargs, strict=False)
+    return _read(program, model, training)
 
 
 def _read(program: torch.export.ExportedProgram, model: nn.Module, training: bool) -> Graph:

@@ -133,9 +133,8 @@ class _Capture:
             scalars = ScalarDraws(plan, replace=replace)
             args, kwargs = self._call(way)
             try:
-                with scalars:
-                    run = export_graph if way == "export" else trace_graph
-                    graph = run(model, args, kwargs, training=training)
+                run = export_graph if way == "export" else trace_graph
+                graph = run(model, args, kwargs, training=training, draws=scalars)
             finally:
                 self._torch_draws = scalars.count
             self.drawn = from_everywhere.drawn()

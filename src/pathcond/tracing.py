@@ -25,15 +25,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .decisions import (
     DecisionError,
     Origins,
-    SizeFromValues,
     calling_module,
     frames,
+    is_size,
     only_raises,
     plain,
     refuse,
+    size_from_values,
     user_line,
 )
-from .draws import DRAWS_FILE
 from .errors import UnsupportedModelError
 from .isolation import replaced
 from .models import canonical_names, returned_leaves
@@ -66,13 +66,14 @@ SIZED = ("zeros", "ones", "empty", "new_zeros", "new_ones", "new_empty", "rand",
 COUNTED = ("arange", "full", "new_full", "eye", "one_hot")
 
 
-def trace_graph(model: nn.Module, args: tuple, kwargs: dict[str, Any], *, training: bool) -> Graph:
+def trace_graph(model: nn.Module, args: tuple, kwargs: dict[str, Any], *, training: bool, draws: TorchFunctionMode) -> Graph:
     """Run one call and note what it computes; the model is bit for bit what it was.
 
     Args:
         model: On real data, in the mode to capture.
         args, kwargs: Of the call; copies, because operations may write into them.
         training: That mode.
+        draws: Sees every call first, to count or replace random numbers.
 
     Raises:
         UnsupportedModelError: It decides by values that depend on inputs or weights, or computes a
@@ -87,7 +88,7 @@ def trace_graph(model: nn.Module, args: tuple, kwargs: dict[str, Any], *, traini
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     trace = _Trace(model, args, kwargs, {**copies, **buffers})
     with _attributes_kept(model), replaced(model, {**copies, **buffers}), torch.no_grad():
-        with enable_python_dispatcher(), _Calls(trace), _Conversions(trace):
+        with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws:
             result = model(*args, **kwargs)
         trace.note_reassigned(model)
     trace.refuse_changing_buffers()
@@ -358,14 +359,12 @@ class _Calls(SchemaCheckMode):
     def _literal(self, tensor: Tensor) -> Tensor:
         """A tensor of Python values; they have been looked through, unless the caller is a constructor."""
         caller = next(iter(frames()), None)
-        trusted = caller is not None and caller.f_code.co_filename.startswith((TORCH_FOLDER, DRAWS_FILE))
+        trusted = caller is not None and caller.f_code.co_filename.startswith(TORCH_FOLDER)
         if not self.trace.literal and not trusted:
             raise UnsupportedModelError(
                 f"a tensor is made of Python values by a constructor at {user_line()}, whose values cannot be "
                 "followed: use torch.tensor or torch.as_tensor"
             )
-        if self.trace.sized:
-            refuse(Origins(integers={"an integer input"}), "its value becomes a constant")
         name = f"lifted_tensor_{len(self.trace.nodes)}"
         self.trace.know(tensor, self.trace.constant(name, tensor.detach().clone()), Origins())
         return tensor
@@ -414,7 +413,7 @@ class _Conversions(TorchFunctionMode):
             with _set(trace, "paused"):
                 value = func(tensor)
             what = "a number that was read from it is used for more than the size of a tensor"
-            return SizeFromValues(value, lambda: refuse(origins, what))
+            return size_from_values(value, lambda: refuse(origins, what))
         trace.may_read([tensor], size=False)
         with _set(trace, "paused"):
             return func(tensor)
@@ -422,7 +421,7 @@ class _Conversions(TorchFunctionMode):
     def _with_sizes(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call a function; of numbers that were read from integer inputs only sizes may be made."""
         leaves = _python_leaves((args, kwargs))
-        sizes = [leaf for leaf in leaves if isinstance(leaf, SizeFromValues)]
+        sizes = [leaf for leaf in leaves if is_size(leaf)]
         if not sizes:
             return func(*args, **kwargs)
         args, kwargs = tree_map(plain, (args, kwargs))
@@ -431,7 +430,7 @@ class _Conversions(TorchFunctionMode):
             return func(*args, **kwargs)
         origins = Origins.union(self.trace.origins(t) for t in leaves if isinstance(t, Tensor))
         if name not in COUNTED and (origins.floats or origins.draws or not origins.integers):
-            sizes[0].refuse()
+            sizes[0].node.refused()
         with _set(self.trace, "sized"):
             return func(*args, **kwargs)
 
