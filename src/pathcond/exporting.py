@@ -95,7 +95,8 @@ def _read(program: torch.export.ExportedProgram, model: nn.Module, training: boo
         wraps_once = "wrap_with_" in name
         if at is None or not wraps_once:
             raise UnsupportedModelError(
-                f"The model uses {name} at {', '.join(place_of(fx_node))}: control flow that depends on the data cannot be analysed."
+                f"The model uses {name} at {', '.join(place_of(fx_node))}: "
+                "control flow that depends on the data cannot be analysed."
             )
         return walk(args[at], list(args[at + 1 :]), f"{prefix}{fx_node.name}.")
 

@@ -129,6 +129,11 @@ def require_supported(model: nn.Module, *, sharded: bool = False) -> None:
         if buffer is not None and buffer.is_quantized:
             found.append(f"buffer {name} is quantised: rescale the model before quantising it")
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            found.append(
+                f"module {name or '(the model itself)'} was compiled by torch.jit, and what it computes cannot be seen: "
+                "pass the Python module that it was made from"
+            )
         if type(module).__name__ == "FullyShardedDataParallel":
             found.append(f"module {name!r} is FullyShardedDataParallel, whose flat parameters mix layers: use fully_shard")
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):

@@ -149,7 +149,7 @@ class _Trace:
                     dtype=tensor.dtype, value=None if is_parameter else tensor,
                 )  # fmt: skip
                 kind = {"floats": {f"parameter {first}"}} if is_parameter else {"buffers": {first}}
-                copy = self._copies[first] if first in self._copies else tensor
+                copy = self._copies.get(first, tensor)
                 self.know(copy, self.add(leaves[first]), Origins(**kind))  # type: ignore[arg-type]
                 # The model may hold its own tensors in other places too, such as a list.
                 self.know(tensor, leaves[first], self.origins(copy))
