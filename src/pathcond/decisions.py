@@ -33,6 +33,7 @@ PLUMBING = frozenset(
 )  # fmt: skip
 _HERE = os.path.dirname(os.path.abspath(__file__))
 OWN = tuple(os.path.join(_HERE, name) for name in ("decisions.py", "draws.py", "tracing.py"))
+SPEAKING = frozenset(("warn", "warning", "warning_once", "info", "debug", "error", "exception"))
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 SITE_PACKAGES = os.path.join(STANDARD_LIBRARY, "site-packages")
 
@@ -50,12 +51,14 @@ class Origins:
         integers: Inputs of integers and truth values.
         buffers: Buffers, and tensors that are attributes of modules.
         draws: Whether random numbers are among them.
+        memory: The buffer or constant whose own memory this is; it does not pass to results.
     """
 
     floats: set[str] = field(default_factory=set)
     integers: set[str] = field(default_factory=set)
     buffers: set[str] = field(default_factory=set)
     draws: bool = False
+    memory: str | None = None
 
     def add(self, other: Origins) -> None:
         self.floats |= other.floats
@@ -197,7 +200,7 @@ def calling_module(names: dict[int, str]) -> str:
 
 
 def only_raises() -> bool:
-    """Whether the value is asked for by a check: ``assert ...``, or an ``if`` that does nothing but raise."""
+    """Whether the value is asked for by a check: ``assert ...``, or an ``if`` that only raises or warns."""
     frame = next(iter(frames()), None)
     if frame is None:
         return False
@@ -225,7 +228,23 @@ def _checked_lines(source: str) -> frozenset[int]:
 
 
 def _raises(body: list[ast.stmt]) -> bool:
-    return len(body) == 1 and isinstance(body[0], ast.Raise)
+    return all(map(_only_talks, body))
+
+
+def _only_talks(statement: ast.stmt) -> bool:
+    """Whether a statement raises, warns, logs, or puts together a text for that."""
+    if isinstance(statement, ast.Raise):
+        return True
+    if isinstance(statement, ast.If):
+        return all(map(_only_talks, [*statement.body, *statement.orelse]))
+    if isinstance(statement, (ast.Assign, ast.AugAssign)):
+        return isinstance(statement.value, ast.JoinedStr) or (
+            isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
+        )
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    called = statement.value.func
+    return isinstance(called, ast.Attribute) and called.attr in SPEAKING
 
 
 def _lines(node: ast.expr) -> range:

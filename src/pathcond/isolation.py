@@ -115,8 +115,11 @@ class _OtherThreads(logging.Filter):
 
 @contextlib.contextmanager
 def _quiet_log() -> Iterator[None]:
-    found = [*logging.getLogger("torch").handlers, *logging.getLogger().handlers, logging.lastResort]
-    handlers = [handler for handler in found if handler is not None]
+    root = logging.getLogger()
+    named = [logger for name, logger in list(root.manager.loggerDict.items()) if name.split(".")[0] == "torch"]
+    loggers = [root, *(logger for logger in named if isinstance(logger, logging.Logger))]
+    found = [logging.lastResort, *(handler for logger in loggers for handler in logger.handlers)]
+    handlers = {id(handler): handler for handler in found if handler is not None}.values()
     others = _OtherThreads()
     try:
         for handler in handlers:

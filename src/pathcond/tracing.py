@@ -148,7 +148,7 @@ class _Trace:
                     name=first, op="parameter" if is_parameter else "buffer", shape=tuple(tensor.shape),
                     dtype=tensor.dtype, value=None if is_parameter else tensor,
                 )  # fmt: skip
-                kind = {"floats": {f"parameter {first}"}} if is_parameter else {"buffers": {first}}
+                kind = {"floats": {f"parameter {first}"}} if is_parameter else {"buffers": {first}, "memory": first}
                 copy = self._copies.get(first, tensor)
                 self.know(copy, self.add(leaves[first]), Origins(**kind))  # type: ignore[arg-type]
                 # The model may hold its own tensors in other places too, such as a list.
@@ -195,7 +195,7 @@ class _Trace:
                 "torch.tensor or torch.as_tensor, or outside of forward"
             )
         name = f"constant_{len(self.nodes)}"
-        self.know(tensor, self.constant(name, tensor), Origins(buffers={name}))
+        self.know(tensor, self.constant(name, tensor), Origins(buffers={name}, memory=name))
 
     def constant(self, name: str, tensor: Tensor) -> Node:
         value = tensor.detach()
@@ -215,11 +215,15 @@ class _Trace:
         """
         tensors = list(tensors)
         origins = Origins.union(self.origins(tensor) for tensor in tensors)
+        if not size:
+            if only_raises():
+                # Whether it raises must not change: what is checked is kept, as outputs are.
+                self.checked += [self.node(tensor) for tensor in tensors] if origins.floats else []
+                return origins
+            if all(self._tells_finite(self.node(tensor)) for tensor in tensors):
+                return origins
         if origins.floats or origins.draws or (origins.integers and not size):
-            if not size and only_raises() and not origins.draws:
-                self.checked += [self.node(tensor) for tensor in tensors]
-            elif size or not all(self._tells_finite(self.node(tensor)) for tensor in tensors):
-                refuse(origins, "the size of a result depends on it" if size else "its value decides what is computed")
+            refuse(origins, "the size of a result depends on it" if size else "its value decides what is computed")
         place = user_line()
         for name in origins.buffers:
             self.decided_by.setdefault(name, place)
@@ -277,8 +281,9 @@ class _Trace:
 
     def note_written(self, tensor: Tensor, origins: Origins) -> None:
         """The memory of a tensor has changed: what shares it depends on more now."""
-        self.origins(tensor).add(origins)
-        self.written |= self.origins(tensor).buffers
+        own = self.origins(tensor)
+        own.add(origins)
+        self.written |= {own.memory} if own.memory is not None else set()
 
     def note_reassigned(self, model: nn.Module) -> None:
         """``self.average = 0.9 * self.average + ...`` writes a buffer as well as ``copy_`` does."""
