@@ -218,7 +218,7 @@ def _checked_lines(source: str) -> frozenset[int]:
     found: set[int] = set()
     others: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _raises(node.body)):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _raises(node.body) and not _lets_out(node, tree)):
             # A walrus takes the value out of the test.
             kept = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test))
             (others if kept else found).update(_lines(node.test))
@@ -231,6 +231,16 @@ def _raises(body: list[ast.stmt]) -> bool:
     return all(map(_only_talks, body))
 
 
+def _lets_out(test: ast.If, tree: ast.Module) -> bool:
+    """Whether a name that is assigned under a test is used elsewhere in its function."""
+    inside = set(map(id, ast.walk(test)))
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and test.lineno in _lines(f)]
+    scope: ast.AST = max(functions, key=lambda function: function.lineno, default=tree)  # type: ignore[arg-type, type-var]
+    names = [name for name in ast.walk(scope) if isinstance(name, ast.Name)]
+    assigned = {name.id for name in names if id(name) in inside and isinstance(name.ctx, ast.Store)}
+    return any(name.id in assigned for name in names if id(name) not in inside)
+
+
 def _only_talks(statement: ast.stmt) -> bool:
     """Whether a statement raises, warns, logs, or puts together a text for that."""
     if isinstance(statement, ast.Raise):
@@ -238,16 +248,17 @@ def _only_talks(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.If):
         return all(map(_only_talks, [*statement.body, *statement.orelse]))
     if isinstance(statement, (ast.Assign, ast.AugAssign)):
-        return isinstance(statement.value, ast.JoinedStr) or (
-            isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
-        )
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        calls = [part.func for part in ast.walk(statement.value) if isinstance(part, ast.Call)]
+        harmless = all(isinstance(called, ast.Name) and called.id == "getattr" for called in calls)
+        return harmless and all(isinstance(target, ast.Name) for target in targets)
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     called = statement.value.func
     return isinstance(called, ast.Attribute) and called.attr in SPEAKING
 
 
-def _lines(node: ast.expr) -> range:
+def _lines(node: ast.expr | ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 

@@ -416,7 +416,7 @@ class _Conversions(TorchFunctionMode):
         if func is Tensor.item and whole and origins.integers and not origins.floats and not origins.draws:
             trace.may_read([tensor], size=True)
             with _set(trace, "paused"):
-                value = func(tensor)
+                value = int(func(tensor))
             what = "a number that was read from it is used for more than the size of a tensor"
             return size_from_values(value, lambda: refuse(origins, what))
         trace.may_read([tensor], size=False)
