@@ -1,5 +1,6 @@
 """Models that torch.export cannot follow: traced on real values, with the same symmetries, or refused."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,17 @@ def overflow_is_clamped() -> Any:
         return self.b(h)
 
     return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), torch.randn(6, 3)
+
+
+@decided
+def picked_by_a_list() -> Any:
+    def forward(self: Any, x: Tensor, tokens: Tensor) -> Tensor:
+        if 7 in tokens[[-1, 0]]:
+            message = "these tokens may be padded"
+            warnings.warn(message, stacklevel=1)
+        return self.b(F.relu(self.a(x))[:, [2, 0, 1, 3]])
+
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (torch.randn(5, 3), torch.randint(0, 6, (5,)))
 
 
 @decided
@@ -311,6 +323,19 @@ def through_an_array(self: Any, x: Tensor, i: Tensor) -> Tensor:
 def as_a_literal(self: Any, x: Tensor, i: Tensor) -> Tensor:
     h = F.relu(self.a(x))
     return self.b(h) * torch.tensor([h.sum(), 1.0], dtype=x.dtype)
+
+
+@refused
+def in_a_list_of_indices(self: Any, x: Tensor, i: Tensor) -> Tensor:
+    return self.b(F.relu(self.a(x) + self.table[[i[0], 1, 2, 3, 4]]))
+
+
+@refused
+def warning_that_lets_a_number_out(self: Any, x: Tensor, i: Tensor) -> Tensor:
+    width = 1
+    if x.mean() > -100:
+        width = 2
+    return self.b(F.relu(self.a(x))) * width
 
 
 @refused

@@ -29,6 +29,7 @@ PLUMBING = frozenset(
     TORCH_FOLDER + name.replace("/", os.sep)
     for name in (
         "_ops.py", "overrides.py", "_library/utils.py", "utils/_python_dispatch.py", "_tensor.py",
+        "_dynamo/eval_frame.py", "_compile.py",
     )
 )  # fmt: skip
 _HERE = os.path.dirname(os.path.abspath(__file__))
