@@ -107,3 +107,53 @@ def test_ops_carry_their_place() -> None:
     relu = next(node for node in graph.nodes if node.op == "relu")
     assert relu.module == "1"
     assert relu.shape == (5, 4)
+
+
+def test_the_line_that_decides_is_named() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        h = self.net(x)
+        return h if h.mean() > 0 else -h
+
+    with pytest.raises(pathcond.UnsupportedModelError) as caught:
+        pathcond.find_symmetry(Calls(forward, net=mlp()), torch.randn(5, 3))
+    message = str(caught.value)
+    assert "test_graph.py:" in message
+    assert "`return h if h.mean() > 0 else -h`" in message
+    assert "parameter net.0.bias" in message
+    assert "torch.where" in message
+    assert "Guard" not in message
+    assert "u0" not in message
+
+
+def test_the_line_that_decides_is_named_on_the_meta_device() -> None:
+    model = Calls(lambda self, x: self.net(x) if self.net(x).mean() > 0 else x, net=mlp()).to("meta")
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"test_graph\.py:\d+ .*decides by the value") as caught:
+        pathcond.find_symmetry(model, torch.randn(5, 3))
+    assert "real device" in str(caught.value)
+    assert "Guard" not in str(caught.value)
+
+
+def test_modules_compiled_by_jit() -> None:
+    traced = torch.jit.trace(nn.Linear(4, 2), torch.randn(5, 4))
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"module 1 was compiled by torch\.jit"):
+        pathcond.find_symmetry(nn.Sequential(nn.Linear(3, 4), traced), torch.randn(5, 3))
+
+
+def test_ensembles_by_vmap() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return torch.vmap(lambda w: F.relu(x @ w))(self.w)
+
+    model = Calls(forward, w=nn.Parameter(torch.randn(4, 3, 2)))
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"torch\.vmap"):
+        pathcond.condition_(model, torch.randn(5, 3))
+
+
+def test_an_in_place_write_into_a_reshaped_tensor_that_nobody_else_reads() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x)).reshape(-1, 2, 2).transpose(1, 2).reshape(-1, 4)
+        h *= 2
+        return self.b(h)
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    assert pathcond.diag_g(model, torch.randn(5, 3)).keys() == dict(model.named_parameters()).keys()
+    pathcond.condition_(model, torch.randn(5, 3))

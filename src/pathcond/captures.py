@@ -12,7 +12,7 @@ from torch import nn
 
 from .aliasing import writes
 from .errors import UnsupportedModelError
-from .graph import Graph, Node, capture
+from .graph import Graph, Node, capture_both_modes, capture_graphs
 from .outputs import require_fitting_types
 from .sizes import Example, examples_of_other_sizes
 from .trees import tree_leaves, tree_map
@@ -29,7 +29,7 @@ class Captured:
 
     Attributes:
         example: The inputs.
-        graphs: Eval mode first, then train mode.
+        graphs: Eval mode first, then every form that train mode takes.
     """
 
     example: Example
@@ -49,25 +49,21 @@ def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None)
     """
     others = other_inputs if isinstance(other_inputs, list) else [other_inputs]
     given = [Example(example_inputs), *(Example(inputs) for inputs in others if inputs is not None)]
-    found = [Captured(example=example, graphs=_both_modes(model, example)) for example in given]
+    found = [Captured(example=example, graphs=tuple(capture_both_modes(model, example.inputs))) for example in given]
     for example in given:
         require_fitting_types(model, example.inputs)
     derived = examples_of_other_sizes(model, example_inputs)
     for example in derived:
         try:
-            graphs = [capture(model, example.inputs, training=False)]
+            graphs = capture_graphs(model, example.inputs, training=False)
             # Another capture in train mode tells nothing new where both modes run the same program.
             if not all(is_same_program(found[0].graphs[0], graph) for graph in found[0].graphs):
-                graphs += [capture(model, example.inputs, training=True)]
+                graphs += capture_graphs(model, example.inputs, training=True)
         except UnsupportedModelError as error:
             logger.info("The model cannot be captured at other sizes than the example's: %s", error)
             continue
         found.append(Captured(example=example, graphs=tuple(graphs)))
     return found
-
-
-def _both_modes(model: nn.Module, example: Example) -> tuple[Graph, ...]:
-    return tuple(capture(model, example.inputs, training=training) for training in (False, True))
 
 
 def is_same_program(graph: Graph, other: Graph) -> bool:
@@ -76,8 +72,7 @@ def is_same_program(graph: Graph, other: Graph) -> bool:
     >>> import torch
     >>> layers = [torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)]
     >>> model = torch.nn.Sequential(*layers)
-    >>> graphs = [capture(model, torch.randn(5, 3), training=training) for training in (False, True)]
-    >>> is_same_program(*graphs)
+    >>> is_same_program(*capture_both_modes(model, torch.randn(5, 3)))
     True
     """
     return _calls(graph) == _calls(other)
@@ -109,12 +104,8 @@ def _only_counts(node: Node) -> bool:
 
 
 def list_parameters_read(captured: Iterable[Captured]) -> set[str]:
-    """Names of all parameters that some capture reads."""
-    return {
-        operand.name
-        for capture in captured
-        for graph in capture.graphs
-        for operands in [*(node.operands for node in graph.nodes), tree_leaves(graph.outputs)]
-        for operand in operands
-        if isinstance(operand, Node) and operand.op == "parameter"
-    }
+    """Names of all parameters that some capture reads, be it for a result that is dropped."""
+    graphs = [graph for capture in captured for graph in capture.graphs]
+    returned = [leaf for graph in graphs for leaf in tree_leaves(graph.outputs)]
+    found = {leaf.name for leaf in returned if isinstance(leaf, Node) and leaf.op == "parameter"}
+    return found.union(*(graph.called for graph in graphs))

@@ -88,7 +88,7 @@ class EnergyPass(Energies):
 
     def _walk(self, plan: Plan) -> Lifted:
         for position, node in enumerate(self.graph.nodes):
-            self.node = node
+            self.node, self._position = node, position
             if node.target is None:
                 if node.op != "parameter":
                     self.values[node] = self._leaf(node)
@@ -237,7 +237,9 @@ class EnergyPass(Energies):
             old = self._value(target)
             if isinstance(result, Known):
                 continue  # the memory itself has changed
-            others = self._aliases.of(target) - {target, node}
+            sharing = self._aliases.of(target) - {target, node}
+            # What nobody reads any more need not be told.
+            others = {member for member in sharing if self._plan.last_read[member] > self._position}
             if isinstance(result, Frozen):
                 if not others or all(isinstance(v, (Frozen, Known)) for m in others for v in tree_leaves(self._value(m))):
                     for member in self._aliases.of(target):

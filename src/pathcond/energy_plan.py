@@ -20,7 +20,8 @@ class Plan:
         per_sample: Nodes whose value depends on the inputs, or whose memory is written with something that does.
         tracked: Nodes whose real values are computed.
         written: Nodes that share memory with the target of an in-place op.
-        last_read_at: Position -> nodes that nothing after it reads.
+        last_read_at: Position -> nodes that nothing after it reads, nor what shares memory with them.
+        last_read: Node -> position of the last call that reads it under its own name.
         input_positions: Input nodes -> their position among the inputs.
     """
 
@@ -28,6 +29,7 @@ class Plan:
     tracked: set[Node]
     written: set[Node]
     last_read_at: dict[int, list[Node]]
+    last_read: dict[Node, int]
     input_positions: dict[Node, int]
 
     @classmethod
@@ -55,8 +57,10 @@ class Plan:
                 constants.add(node)
         per_sample = {node for node in graph.nodes if aliases.of(node) & data}
         tracked = set(graph.nodes) if measured else constants | _ancestors(arithmetic, aliases)
+        last_read = _last_reads(graph)
         return cls(
-            per_sample=per_sample, tracked=tracked, written=overwritten, last_read_at=_last_reads(graph, aliases),
+            per_sample=per_sample, tracked=tracked, written=overwritten, last_read=last_read,
+            last_read_at=_released_at(graph, last_read, aliases),
             input_positions={node: i for i, node in enumerate(n for n in graph.nodes if n.op == "input")},
         )  # fmt: skip
 
@@ -78,7 +82,7 @@ def _ancestors(nodes: Iterable[Node], aliases: Aliases) -> set[Node]:
     return found
 
 
-def _last_reads(graph: Graph, aliases: Aliases) -> dict[int, list[Node]]:
+def _last_reads(graph: Graph) -> dict[Node, int]:
     last: dict[Node, int] = {}
     for position, node in enumerate(graph.nodes):
         last[node] = position
@@ -87,6 +91,10 @@ def _last_reads(graph: Graph, aliases: Aliases) -> dict[int, list[Node]]:
     for output in tree_leaves(graph.outputs):
         if isinstance(output, Node):
             last[output] = len(graph.nodes)
+    return last
+
+
+def _released_at(graph: Graph, last: dict[Node, int], aliases: Aliases) -> dict[int, list[Node]]:
     out: dict[int, list[Node]] = {}
     for node in graph.nodes:
         out.setdefault(max(last[member] for member in aliases.of(node)), []).append(node)

@@ -42,6 +42,7 @@ from .sharding import gathered, is_sharded, local, sharded_like
 from .usable import require_usable, unusable_weights
 
 TINY = torch.finfo(torch.float64).tiny
+TRANSFORMS = ("_add_batch_dim", "_remove_batch_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,7 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     samples = split_samples(model, example_inputs)
     graph = capture(model, samples[0], training=False)
     _refuse_written_parameters(graph)
+    _refuse_transforms(graph)
     return Sample(graph=graph, inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples))
 
 
@@ -154,6 +156,15 @@ def _refuse_written_parameters(graph: Graph) -> None:
             raise UnsupportedModelError(
                 f"The forward pass writes into its own parameter {parameter.name} ({node.op} at {node.where}): its paths have no "
                 "fixed weights. Move that write out of forward."
+            )
+
+
+def _refuse_transforms(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op in TRANSFORMS:
+            raise UnsupportedModelError(
+                f"The model uses torch.vmap at {node.where}: what happens inside of it is seen for one member at a time, so that "
+                "path energy cannot be computed. Write the batched computation out, with torch.bmm or torch.einsum."
             )
 
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .errors import UnsupportedModelError
 from .graph import as_call, fresh_call, replaced, untouched
 from .interrupts import interruptible, uninterrupted
+from .models import returned_leaves
 from .sharding import computes_in, reshard
 from .usable import differing_types
 
@@ -45,7 +46,8 @@ def example_outputs(model: nn.Module, example_inputs: Any, values: dict[str, Ten
                 outputs = model(*args, **kwargs)
         finally:
             reshard(model)
-    return [out for out in _tensors(outputs) if out.dtype.is_floating_point]
+    tensors = [leaf for leaf in returned_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [out for out in tensors if out.dtype.is_floating_point]
 
 
 def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:
@@ -60,15 +62,6 @@ def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:
         example_outputs(model, example_inputs, {}, training=False)
     except RuntimeError as error:
         raise UnsupportedModelError(f"{found} The model fails on it: {str(error).splitlines()[0]}") from error
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    leaves = tree_leaves(outputs)
-    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    for leaf in leaves:
-        if hasattr(leaf, "values") and callable(leaf.values) and not isinstance(leaf, Tensor):  # unregistered mappings
-            found += _tensors(list(leaf.values()))
-    return found
 
 
 @contextlib.contextmanager

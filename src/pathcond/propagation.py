@@ -64,6 +64,7 @@ class Propagation(Scales):
         self._aliases = Aliases()
         self.parameter_shapes |= {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
         self.training = graph.training
+        self.varying = graph.varying
         handwritten = find_handwritten(graph)
         for node in graph.nodes:
             self.node = node
@@ -207,7 +208,7 @@ class Propagation(Scales):
     def _compute(self, node: Node, arguments: dict[str, Any], operands: Sequence[Known]) -> Any:
         """Execute an op on known values; where that is impossible its result is an unknown without scale."""
         tags = getattr(node.target, "tags", ())
-        if DRAWS in tags or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
+        if DRAWS in tags or node in self.varying or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
             return self._unscaled(node)
         if any(a.value.is_meta for a in operands):
             # Without a value it is a constant all the same: a mask on the meta device masks a weight.

@@ -193,7 +193,8 @@ class Scales:
             return lb.constant(value.shape)
         if isinstance(value, (list, tuple)):
             return [self.pin(item, reason) for item in value]
-        return value
+        # The result of an op is not the constant that entered it: zeros that were written into are none.
+        return lb.constant(value.shape) if isinstance(value, Known) else value
 
     def merge(self, *values: Any, reason: str) -> Labels:
         """Equate operands elementwise (broadcast); returns the common labels.

@@ -56,19 +56,26 @@ def index(scales: Scales, x: Any, indices: Any) -> Any:
     if known and scales.is_weight(x):
         return scales.picked(x, lambda at: at[tuple(slice(None) if v is None else v for v in values)])
     labels = scales.labels(x)
+    masks = [getattr(given, "dtype", None) in (torch.bool, torch.uint8) for given in scales.node.bound["indices"]]
     axes: list[int] = []
     axis = 0
-    for given, value in zip(indices, values, strict=True):
-        width = value.dim() if value is not None and value.dtype == torch.bool else 1
+    for given, is_mask in zip(indices, masks, strict=True):
+        width = len(given.shape) if is_mask else 1
         axes += range(axis, axis + width) if given is not None else []
         axis += width
     if known:
         return Labels(labels.along(axes)[tuple(slice(None) if v is None else v for v in values)], scales.node.shape)
     agreed = scales.agree(labels, axes)
-    for given in indices:
+    picks: list[Any] = []
+    for given, is_mask in zip(indices, masks, strict=True):
         scales.pin(given, "is an index")
-    picks = tuple(slice(None) if given is None else torch.zeros([1] * len(given.shape), dtype=torch.long) for given in indices)
-    return Labels(agreed.ids[picks], scales.node.shape)
+        if given is None:
+            picks.append(slice(None))
+        elif is_mask:  # a mask stands for one index per axis, all of one length
+            picks += [torch.zeros(1, dtype=torch.long)] * len(given.shape)
+        else:
+            picks.append(torch.zeros([1] * len(given.shape), dtype=torch.long))
+    return Labels(agreed.ids[tuple(picks)], scales.node.shape)
 
 
 @rule("index_select", family=INDEXING)
