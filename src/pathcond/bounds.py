@@ -5,9 +5,9 @@ A scale λ in front of a norm leaves its output as it is, but for ε: the share 
     q = ε / var of the example batch        q' = q / λ²
     ρ = ε / (running variance + ε)          ρ' = ρ / λ²        (the running variance stays positive while ρ' < 1)
 
-Both follow λ by a law of their own, so the box is drawn in q and ρ and not in λ: it does not move with the model. With a
-share s, q stays between the two multiples of s around it, and ρ at most s, or what it is. So no share changes by more
-than s, and a unit that has reached a multiple of s stays there when it is conditioned again.
+Both follow λ by a law of their own, so the box is drawn in q and ρ and not in λ: it does not move with the model. For a
+share s it says q' ≤ s; where q is more than s already, the scale stays as it is. Whatever s, ρ' is at most 1/2, or what it
+is. So no q changes by more than s, and a unit that has reached its bound is at the same bound when it is conditioned again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .labels import FIXED
 if TYPE_CHECKING:
     from .symmetry import Symmetry
 
-NEAR = 1e-3  # of a step of the share: closer to a multiple than this is on it
-PRECISION = 1e-4  # relative, of measured variances
+LARGEST_RUNNING = 0.5  # ρ of a running variance that is as small as ε
+NEAR = 1e-3  # relative: a share that is closer to its bound than this has reached it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +74,20 @@ class EpsilonShares:
         """
         if not 0 <= share < 1:
             raise ValueError(f"share = {share}: it is a change of a share of ε, at least 0 and less than 1")
-        least, greatest = _allowed(self.batch, share)
-        greatest = torch.minimum(greatest, self.running.clamp(min=share) / self.running)
+        stays = ~(self.batch <= (1 + NEAR) * share)
+        # the greatest λ⁻²
+        growth = torch.minimum(share / self.batch, self.running.clamp(min=LARGEST_RUNNING) / self.running)
         num_classes = self.symmetry.combination.num_classes
         down, up = (torch.full((num_classes,), math.inf, dtype=torch.float64) for _ in range(2))
         # −down ≤ t of a class ≤ up
-        down.scatter_reduce_(0, self.classes, 0.5 * greatest.log(), "amin")
-        up.scatter_reduce_(0, self.classes, -0.5 * least.log(), "amin")
+        down.scatter_reduce_(0, self.classes, torch.where(stays, 0.0, 0.5 * growth.clamp(min=1.0).log()), "amin")
+        up.scatter_reduce_(0, self.classes, torch.full_like(growth, math.inf).masked_fill(stays, 0.0), "amin")
         down[FIXED] = up[FIXED] = math.inf
         return self._of_units(down, up)
+
+    def is_reached(self, share: float) -> bool:
+        """Whether some scale is at its bound for this share."""
+        return bool((((self.batch / share - 1).abs() < NEAR) & (self.classes != FIXED)).any())
 
     def _of_units(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         """The box of the units from that of the classes. Where several units make a class, the first has all its room."""
@@ -98,14 +103,3 @@ class EpsilonShares:
             sides.append(whole.scatter_reduce_(0, C.units, room, "amin"))
         return -sides[0], sides[1]
 
-
-def _allowed(q: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The least and greatest q'/q between the multiples of the share around q, (n,) each; 1 and 1 if it cannot move."""
-    steps = q / share if share else torch.full_like(q, math.inf)
-    near = (PRECISION * steps).clamp(min=NEAR)
-    # Where a step is finer than what can be measured, or ε is all there is (var = 0), the scale stays.
-    fine = ~(near < 0.5)
-    steps = torch.where(fine, 1.0, steps)
-    below, above = (steps + near).floor(), (steps - near).ceil().clamp(min=1.0)
-    stays = fine | (below == above)
-    return torch.where(stays, 1.0, below / steps), torch.where(stays, 1.0, above / steps)

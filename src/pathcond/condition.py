@@ -238,6 +238,10 @@ class _Boxes:
         lower, upper = self.ranks.maximum(lower), -self.ranks.maximum(-upper)  # each process has statistics of its own
         return torch.maximum(lower, self.around_balance[0]), torch.minimum(upper, self.around_balance[1])
 
+    def is_reached(self, share: float) -> bool:
+        """Whether some scale is at the bound that ε sets it for this share."""
+        return bool(self.ranks.maximum(torch.tensor(float(self.epsilon_shares.is_reached(share)))))
+
 
 def _shares(symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, boxes: _Boxes) -> tuple[float, ...]:
     """The shares of ε to try, the largest first.
@@ -249,10 +253,9 @@ def _shares(symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, boxes: _Bo
         return EPSILON_SHARES
     whole = Problem.of(symmetry, g)
     for i, share in enumerate(EPSILON_SHARES[:-1]):
-        lower, upper = boxes.at(share)
-        movable = bool((lower < upper).any())
-        problem = replace(whole, lower=2 * lower.to(whole.device), upper=2 * upper.to(whole.device))
-        if movable and problem.at(problem.zero()).residual <= ARRIVED:
+        lower, upper = (2 * bound.to(whole.device) for bound in boxes.at(share))
+        problem = replace(whole, lower=lower, upper=upper)
+        if boxes.is_reached(share) and problem.at(problem.zero()).residual <= ARRIVED:
             return EPSILON_SHARES[i:]
     return EPSILON_SHARES
 

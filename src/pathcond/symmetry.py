@@ -170,10 +170,9 @@ class Symmetry:
         """Box of log-scales, each (num_units,), in which ε of a BatchNorm stays harmless in train mode.
 
         A scale λ in front of a norm changes the share of ε in its normaliser, ε/var on the example batch, to ε/(λ²·var).
-        Inside the box that share stays between the multiples of ``share`` around it: it changes by at most ``share``, and a
-        model that was rescaled to a corner of its box has the same corner. The default is small enough that GoogLeNet, with 59
-        norms and ε = 10⁻³, keeps its train outputs to 1 % with every scale at its bound. Where var ≫ ε it says λ²·var ≥ 4000 ε;
-        where ε already weighs in, scaling up is bounded too. λ = 1 is always inside.
+        Inside the box that share is at most ``share``; where it is larger already, the scale stays as it is. A model that was
+        rescaled within its box has the same box. The default is small enough that GoogLeNet, with 59 norms and ε = 10⁻³,
+        keeps its train outputs to 1 % with every scale at its bound: λ²·var ≥ 4000 ε. λ = 1 is always inside.
         """
         return EpsilonShares.of(self, model).box(share)
 
