@@ -37,6 +37,7 @@ logger = logging.getLogger("pathcond")
 EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
 ARRIVED = 1e-7  # a gradient per parameter at which a model is at its optimum but for the rounding of its weights
 SLOW = 0.5  # pace below which a warning says so
+WORSE = 2.0  # decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning says so
 SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
 
 
@@ -173,6 +174,12 @@ def condition_(
             if share == EPSILON_SHARES[-1]:
                 raise
     report = _report(symmetry, diagonal, solver, solution, rescaling, stages.seconds)
+    before, after = report.spread()
+    if after > before + WORSE:
+        logger.warning(
+            "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that hold its sum can be rescaled, and "
+            "the others were moved towards them. If training is worse than before, pass max_log_scale=1.0.", before, after,
+        )  # fmt: skip
     if report.pace < SLOW:
         logger.warning(
             "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: divide the learning rate by that.",
