@@ -52,9 +52,7 @@ def balance_bounds(symmetry: Symmetry, model: nn.Module, width: float = WIDTH) -
     """
     lower = torch.full((symmetry.num_units,), -math.inf, dtype=torch.float64)
     upper = -lower
-    weights = {
-        name: weight.detach() for name, weight in unwrap(model).named_parameters() if name in symmetry.scalings
-    }
+    weights = {name: weight.detach() for name, weight in unwrap(model).named_parameters() if name in symmetry.scalings}
     if not symmetry.num_units or not weights:
         return lower, upper
     whole = Problem.of(symmetry, {name: torch.ones_like(weight) for name, weight in weights.items()})
@@ -93,9 +91,7 @@ def _shifted(problem: Problem, u: Tensor) -> Problem:
     """The same problem with its origin at u."""
     v = problem.combination @ u
     shrink, grow = (-v).exp(), v.exp()
-    blocks = tuple(
-        Block(b.rows, b.columns, shrink[b.rows, None] * b.energy * grow[b.columns]) for b in problem.blocks
-    )
+    blocks = tuple(Block(b.rows, b.columns, shrink[b.rows, None] * b.energy * grow[b.columns]) for b in problem.blocks)
     pairs = problem.pairs
     moved = Pairs(pairs.rows, pairs.columns, shrink[pairs.rows] * pairs.energy * grow[pairs.columns])
     return replace(problem, blocks=blocks, pairs=moved)

@@ -62,9 +62,7 @@ class EpsilonShares:
             classes.append(scaling.plus.expand(scaling.shape).double())
             batch.append(scaling.epsilon / variance)
             running.append(scaling.epsilon / (buffers[name].detach().cpu().double() + scaling.epsilon))
-        return cls(
-            symmetry=symmetry, classes=torch.cat(classes).long(), batch=torch.cat(batch), running=torch.cat(running)
-        )
+        return cls(symmetry=symmetry, classes=torch.cat(classes).long(), batch=torch.cat(batch), running=torch.cat(running))
 
     def box(self, share: float) -> tuple[Tensor, Tensor]:
         """Least and greatest log λ of every unit, (num_units,) each; scale 1 is always inside.
@@ -102,4 +100,3 @@ class EpsilonShares:
             whole = torch.full((num_units,), math.inf, dtype=torch.float64)
             sides.append(whole.scatter_reduce_(0, C.units, room, "amin"))
         return -sides[0], sides[1]
-

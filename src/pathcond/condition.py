@@ -211,9 +211,7 @@ def _positive(g: dict[str, Tensor]) -> bool:
 class _Boxes:
     """The boxes in which ε stays harmless, weights stay near balance and |log λ| below the bound; measured when first asked for."""
 
-    def __init__(
-        self, symmetry: Symmetry, model: nn.Module, ranks: Ranks, solver: Solver, max_log_scale: float | None
-    ) -> None:
+    def __init__(self, symmetry: Symmetry, model: nn.Module, ranks: Ranks, solver: Solver, max_log_scale: float | None) -> None:
         if max_log_scale is not None and not max_log_scale > 0:
             raise ValueError(f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}")
         # Who asks for the paper's method gets it, and ENorm has a balance of its own.
