@@ -1,6 +1,6 @@
 """Does conditioning hurt? Small transformers, 100 steps of SGD and AdamW, as they are and conditioned.
 
-    python -m benchmarks.transformers_training [--only vit] [--steps 100] [--rate 1e-3] [--out benchmarks/transformers_training.json]
+    python -m benchmarks.transformers_training [--only vit] [--steps 100] [--rate 1e-3] [--out FILE]
 
 Each model is built from its configuration (hidden size 32, 2 layers) with the weights that it starts from, so that tokens and
 positions that start at zero do. The loss is the mean square of all outputs against fixed random targets, in eval mode (no
@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests import torchvision_operators  # noqa: F401  before anything imports torchvision
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pathcond import condition_
-from tests import torchvision_operators  # noqa: F401  before anything imports torchvision
 
 from .measuring import write
 
@@ -163,9 +163,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 continue
             decades = f"{found['decades before']:.1f} → {found['decades after']:.1f}"
             ratios = " ".join(f"{'×':>2} {found[o]['ratio']:5.3g}" for o in OPTIMIZERS)
-            lines.append(
-                f"{head} {found['units']:5} {found['largest']:8.2f} {found['again']:8.1e} {decades:>14} {found['pace']:6.2g} {ratios}"
-            )
+            scales = f"{found['units']:5} {found['largest']:8.2f} {found['again']:8.1e}"
+            lines.append(f"{head} {scales} {decades:>14} {found['pace']:6.2g} {ratios}")
     return "\n".join(lines)
 
 

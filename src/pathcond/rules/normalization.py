@@ -234,9 +234,8 @@ def group_norm_energy(energies: Energies, input: Any, num_groups: int, weight: A
 
     def inverse_deviation(v: Tensor) -> Tensor:
         variance = v.reshape(batch, num_groups, -1).var(-1, correction=0)
-        return (
-            _normalised_part(variance, eps).repeat_interleave(channels // num_groups, 1).reshape(batch, channels, *[1] * len(space))
-        )
+        factor = _normalised_part(variance, eps).repeat_interleave(channels // num_groups, 1)
+        return factor.reshape(batch, channels, *[1] * len(space))
 
     return _affine(energies, x, energies.measured(inverse_deviation, "input"), weight, bias, (-1, *[1] * len(space)))
 
