@@ -52,8 +52,8 @@ def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, norma
 def test_scales_in_front_of_a_norm_go_as_far_as_train_outputs_allow(normalization: str) -> None:
     """Unbounded, the optimum would change the train output by far more than 1 %: the box tightens until it does not."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30, eps=1e-3), nn.ReLU(), nn.Linear(30, 30),
-                          nn.BatchNorm1d(30, eps=1e-3), nn.ReLU(), nn.Linear(30, 5)).double()  # fmt: skip
+    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30, eps=2e-3), nn.ReLU(), nn.Linear(30, 30),
+                          nn.BatchNorm1d(30, eps=2e-3), nn.ReLU(), nn.Linear(30, 5)).double()  # fmt: skip
     x = torch.randn(64, 20).double()
     free = copy.deepcopy(model)
     symmetry = pathcond.find_symmetry(free, x, normalization=normalization)
