@@ -18,7 +18,7 @@ from torch import nn
 
 import pathcond
 from pathcond import CoordinateDescent, ENorm, RescalingError, condition_, diag_g, reference
-from pathcond.condition import EPSILON_SHARES, prepare
+from pathcond.condition import prepare
 from pathcond.data import load
 from pathcond.experiments.architectures import mlp
 from pathcond.outputs import output_change
@@ -27,7 +27,7 @@ from pathcond.reference import enumerate_paths
 
 from .cases import CASES, make
 from .test_reference import built, generators, parameter_vector
-from .zoo import NORMALIZATIONS, outputs, residual_in_box
+from .zoo import NORMALIZATIONS, outputs
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -35,8 +35,6 @@ from .zoo import NORMALIZATIONS, outputs, residual_in_box
 def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, normalization: str) -> None:
     """Statistics are frozen: ``make`` leaves BatchNorms that have tracked batches."""
     model, inputs = make(name)
-    symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
-    boxes = [symmetry.log_scale_bounds(model, share) for share in EPSILON_SHARES]
     before = [outputs(model, inputs, training=training) for training in (False, True)]
     report = condition_(model, inputs, normalization=normalization)
     after = [outputs(model, inputs, training=training) for training in (False, True)]
@@ -44,24 +42,18 @@ def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, norma
     if normalization != "paper":
         assert output_change(before[1], after[1]) <= 1e-2
     assert report.objective_after <= report.objective_before
-    if not report.num_units:
-        return
-    g, t = diag_g(model, inputs), report.log_scales
-    around = [
-        box for box in boxes if bool(((t >= box[0] - 1e-9) & (t <= box[1] + 1e-9)).all())
-    ]  # the one that was used is the least
-    assert residual_in_box(symmetry, g, around[-1], t)[0] <= 1e-8
-    if not any(bool(bound.isfinite().any()) for bound in boxes[0]):  # without a box, to the same point
+    if report.num_units:
+        symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
         again = condition_(model, inputs, normalization=normalization)
-        assert float((symmetry.combination @ again.log_scales).abs().max()) < 1e-5
+        assert float((symmetry.combination @ again.log_scales).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("normalization", ["absorb", "full"])
 def test_scales_in_front_of_a_norm_go_as_far_as_train_outputs_allow(normalization: str) -> None:
-    """With ε = 0.1 the optimum would change the train output by far more than 1 %: the box tightens until it does not."""
+    """Unbounded, the optimum would change the train output by far more than 1 %: the box tightens until it does not."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30, eps=0.1), nn.ReLU(), nn.Linear(30, 30),
-                          nn.BatchNorm1d(30, eps=0.1), nn.ReLU(), nn.Linear(30, 5)).double()  # fmt: skip
+    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30, eps=2e-3), nn.ReLU(), nn.Linear(30, 30),
+                          nn.BatchNorm1d(30, eps=2e-3), nn.ReLU(), nn.Linear(30, 5)).double()  # fmt: skip
     x = torch.randn(64, 20).double()
     free = copy.deepcopy(model)
     symmetry = pathcond.find_symmetry(free, x, normalization=normalization)

@@ -13,14 +13,29 @@ from .graph import fresh_call, replaced, untouched
 from .interrupts import interruptible, uninterrupted
 from .sharding import reshard
 
+FUNCTIONAL = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+NATIVE = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 ARGUMENTS: dict[Any, tuple[str, ...]] = {
-    **dict.fromkeys((F.batch_norm, F.instance_norm), ("input", "running_mean", "running_var")),
-    **dict.fromkeys((torch.batch_norm, torch.instance_norm), ("input", "weight", "bias", "running_mean", "running_var")),
+    **dict.fromkeys((F.batch_norm, F.instance_norm), FUNCTIONAL),
+    **dict.fromkeys((torch.batch_norm, torch.instance_norm), NATIVE),
 }
+OF_INSTANCES = (F.instance_norm, torch.instance_norm)
+
+
+def without_epsilon(variance: Tensor, epsilon: float) -> Tensor:
+    """The variance by which a norm divides when it is measured: its own, or ε where that is larger.
+
+    √(var + ε) does not follow a scale in front of the norm, √max(var, ε) does as long as var > ε. What is measured so is the
+    same for every rescaling of a model.
+    """
+    return variance.clamp(min=epsilon)
 
 
 class _VarianceRecorder(TorchFunctionMode):
-    """Notes the batch variance of whatever enters a batch_norm or instance_norm that keeps running statistics."""
+    """Notes the batch variance of whatever enters a batch_norm or instance_norm that keeps running statistics.
+
+    These norms pass on what they would without ε, so that the variances behind them do not depend on its share.
+    """
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
@@ -28,14 +43,30 @@ class _VarianceRecorder(TorchFunctionMode):
         self.variances: dict[str, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in ARGUMENTS:
-            options = dict(zip(ARGUMENTS[func], args, strict=False)) | (kwargs or {})
-            name = self.names.get(id(options.get("running_var")))
-            if name is not None:
-                x = options["input"].detach().double()
-                variance = x.var([axis for axis in range(x.dim()) if axis != 1], correction=0).cpu()
-                self.variances[name] = torch.minimum(variance, self.variances.get(name, variance))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func not in ARGUMENTS:
+            return func(*args, **kwargs)
+        options = dict(zip(ARGUMENTS[func], args, strict=False)) | kwargs
+        name = self.names.get(id(options.get("running_var")))
+        x = options["input"].detach().double()
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        if name is not None:
+            variance = x.var(axes, correction=0).cpu()
+            self.variances[name] = torch.minimum(variance, self.variances.get(name, variance))
+        out = func(*args, **kwargs)
+        if name is None or not options.get("training", options.get("use_input_stats", False)):
+            return out
+        return _with_other_epsilon(out, x.var(axes[func in OF_INSTANCES :], correction=0, keepdim=True), options)
+
+
+def _with_other_epsilon(out: Tensor, variance: Tensor, options: dict[str, Any]) -> Tensor:
+    """The output of a norm, divided by √max(var, ε) in place of √(var + ε)."""
+    epsilon, bias = options.get("eps", 1e-5), options.get("bias")
+    ratio = ((variance + epsilon) / without_epsilon(variance, epsilon)).sqrt().to(out.dtype)
+    if bias is None:
+        return out * ratio
+    shift = bias.detach().reshape(-1, *[1] * (out.dim() - 2)).to(out.dtype)
+    return (out - shift) * ratio + shift
 
 
 def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:

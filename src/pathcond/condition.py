@@ -7,19 +7,21 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from .balance import balance_bounds
+from .bounds import EpsilonShares
 from .errors import TrainChangeError
 from .graph import unwrap
 from .lifting import Sample, capture_sample, diag_g
 from .optimizer_state import Optimizers
-from .problem import counted, ranks_of
+from .problem import Problem, counted, ranks_of
 from .ranks import Ranks, is_unclear
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescale import Rescaling, is_low_precision, listed_copies, rescale_
@@ -34,7 +36,9 @@ logger = logging.getLogger("pathcond")
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
 EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
+ARRIVED = 1e-7  # a gradient per parameter at which a model is at its optimum but for the rounding of its weights
 SLOW = 0.5  # pace below which a warning says so
+WORSE = 2.0  # decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning says so
 SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
 
 
@@ -133,7 +137,9 @@ def condition_(
             (both), "paper" (one scale through it; keeps eval mode only).
         other_inputs, frozen, exclude: Further examples, and what stays as it is; see ``find_symmetry``.
         calibrate: Measure statistics of normalization layers and gates on the batch; False is the paper's computation.
-        max_log_scale: Bound on |log λ|. Default: none, or 2.5 with ``approximate``.
+        max_log_scale: Bound on |log λ| of this call; ``math.inf`` for none. Default: weights stay within a factor of 12 of
+            balance (``balance_bounds``), which holds however often it is called; under "paper" and for ``ENorm`` there is no
+            bound; with ``approximate`` it is 2.5, as in the paper.
         round_to_power_of_two: Make the rescaling bitwise exact. Default: only for models that have float16 or bfloat16
             weights, or compute in these types.
         approximate: Treat smooth activations (GELU, SiLU) as ReLU and free the fronts of norms without running statistics.
@@ -193,12 +199,15 @@ def condition_(
         needed = (solver.needs_energy or describe) and ranks.computes
         g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate) if needed else {}
 
+    boxes = _Boxes(symmetry, model, ranks, solver, max_log_scale)
+
     def solved(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
-        bounds = _bounds(symmetry, model, ranks, share, max_log_scale)
-        solution = _solution(symmetry, g, solver, model, bounds, rounded)
+        solution = _solution(symmetry, g, solver, model, boxes.at(share), rounded)
         return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
 
-    for share in EPSILON_SHARES if verify else (SAFE_EPSILON_SHARE,):
+    with stages("solve"):
+        shares = ranks.agreed(lambda: _shares(symmetry, g, solver, boxes)) if verify else (SAFE_EPSILON_SHARE,)
+    for share in shares:
         with stages("solve"):
             solution, diagonal = ranks.agreed(partial(solved, share))
         try:
@@ -214,6 +223,12 @@ def condition_(
             if share == EPSILON_SHARES[-1]:
                 raise
     report = _report(symmetry, diagonal, solver, solution, rescaling, stages.seconds)
+    before, after = report.spread()
+    if after > before + WORSE:
+        logger.warning(
+            "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that hold its sum can be rescaled, and "
+            "the others were moved towards them. If training is worse than before, pass max_log_scale=1.0.", before, after,
+        )  # fmt: skip
     if report.pace < SLOW:
         logger.warning(
             "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: divide the learning rate by that.",
@@ -242,15 +257,61 @@ def _positive(g: dict[str, Tensor]) -> bool:
     return bool(ranks.maximum(found).any())
 
 
-def _bounds(symmetry: Symmetry, model: nn.Module, ranks: Ranks, share: float, max_log_scale: float | None) -> tuple[Tensor, Tensor]:
-    """The box in which ε stays harmless, and |log λ| below the bound."""
-    if max_log_scale is None:
-        max_log_scale = SMOOTH_BOUND if symmetry.approximate else math.inf
-    if not max_log_scale > 0:
-        raise ValueError(f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}")
-    lower, upper = symmetry.log_scale_bounds(model, share)
-    lower, upper = ranks.maximum(lower), -ranks.maximum(-upper)  # each process has statistics of its own
-    return lower.clamp(min=-max_log_scale), upper.clamp(max=max_log_scale)
+class _Boxes:
+    """The boxes in which ε stays harmless, weights stay near balance and |log λ| below the bound; measured when first asked for."""
+
+    def __init__(self, symmetry: Symmetry, model: nn.Module, ranks: Ranks, solver: Solver, max_log_scale: float | None) -> None:
+        if max_log_scale is not None and not max_log_scale > 0:
+            raise ValueError(f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}")
+        # Who asks for the paper's method gets it, and ENorm has a balance of its own.
+        self.balanced = (
+            max_log_scale is None
+            and solver.needs_energy
+            and solver.max_log_scale is None
+            and symmetry.normalization != "paper"
+            and not symmetry.approximate
+        )
+        if max_log_scale is None:
+            max_log_scale = SMOOTH_BOUND if symmetry.approximate else math.inf
+        self.symmetry, self.model, self.ranks, self.bound = symmetry, model, ranks, max_log_scale
+
+    @cached_property
+    def epsilon_shares(self) -> EpsilonShares:
+        return EpsilonShares.of(self.symmetry, self.model)
+
+    @cached_property
+    def around_balance(self) -> tuple[Tensor, Tensor]:
+        if self.balanced:
+            return balance_bounds(self.symmetry, self.model)
+        whole = torch.full((self.symmetry.num_units,), self.bound, dtype=torch.float64)
+        return -whole, whole
+
+    def at(self, share: float) -> tuple[Tensor, Tensor]:
+        """Least and greatest log λ of every unit, (num_units,) each."""
+        lower, upper = self.epsilon_shares.box(share)
+        lower, upper = self.ranks.maximum(lower), -self.ranks.maximum(-upper)  # each process has statistics of its own
+        return torch.maximum(lower, self.around_balance[0]), torch.minimum(upper, self.around_balance[1])
+
+    def is_reached(self, share: float) -> bool:
+        """Whether some scale is at the bound that ε sets it for this share."""
+        return bool(self.ranks.maximum(torch.tensor(float(self.epsilon_shares.is_reached(share)))))
+
+
+def _shares(symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, boxes: _Boxes) -> tuple[float, ...]:
+    """The shares of ε to try, the largest first.
+
+    A call that found larger shares to change train outputs too much leaves a model at the optimum of a smaller box. Compared
+    with that model the larger ones may seem harmless, so a model that is at the optimum of a box already stays in it.
+    """
+    if not (solver.needs_energy and len(boxes.epsilon_shares.classes) and _positive(counted(symmetry, g))):
+        return EPSILON_SHARES
+    whole = Problem.of(symmetry, g)
+    for i, share in enumerate(EPSILON_SHARES[:-1]):
+        lower, upper = (2 * bound.to(whole.device) for bound in boxes.at(share))
+        problem = replace(whole, lower=lower, upper=upper)
+        if boxes.is_reached(share) and problem.at(problem.zero()).residual <= ARRIVED:
+            return EPSILON_SHARES[i:]
+    return EPSILON_SHARES
 
 
 def _report(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .aliasing import Aliases, through_views, written
+from .calibration import without_epsilon
 from .energies import FREEZE, Edges, Energies, Frozen, PathSum, call
 from .energy_plan import Plan
 from .errors import UnsupportedModelError
@@ -300,7 +301,10 @@ class EnergyPass(Energies):
         return isinstance(mean, Node) and not own and not (self.calibrate and mean.name in self.fresh)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """(mean, variance) per channel by which the BatchNorm at work normalises."""
+        """(mean, variance) per channel by which the BatchNorm at work normalises, ε to be added.
+
+        A variance of the example batch is made such that their sum follows scales in front of the norm.
+        """
         if self.uses_running_statistics(self.node):
             return self._constant("running_mean"), self._constant("running_var")
         if not self.calibrate:
@@ -314,7 +318,8 @@ class EnergyPass(Energies):
                 "of at least two samples, or calibrate=False."
             )
         variance, mean = torch.var_mean(x, [axis for axis in range(x.dim()) if axis != 1], correction=0)
-        return mean, variance
+        epsilon = self.node.bound["eps"]
+        return mean, without_epsilon(variance, epsilon) - epsilon
 
     def _constant(self, name: str) -> Tensor:
         real = self._real(name)

@@ -236,6 +236,21 @@ class Point:
         """∇F(u), (num_units,)."""
         return self.problem.num_parameters / self.energy * self.energy_gradient + self.problem.slope
 
+    @cached_property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Energy of the parameters that each unit multiplies, and of those that it divides, (num_units,) each."""
+        problem, C = self.problem, self.problem.combination
+        multiplied, divided = (torch.zeros_like(self.grow) for _ in range(2))
+        multiplied.index_add_(0, problem.rows, self.by_row)
+        divided.index_add_(0, problem.columns, self.by_column)
+        multiplied, divided = problem.ranks.sum(torch.stack([multiplied, divided]))
+        positive = C.coefficients > 0
+        found = []
+        for up, down in ((multiplied, divided), (divided, multiplied)):
+            terms = C.coefficients.abs() * torch.where(positive, up[C.classes], down[C.classes])
+            found.append(torch.zeros_like(self.u).index_add_(0, C.units, terms))
+        return found[0], found[1]
+
     def outward(self, margin: float | Tensor = 1e-9) -> Tensor:
         """Units within a margin of a bound that −∇F points out of, (num_units,) bool."""
         p, g = self.problem, self.gradient

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .calibration import batch_variances
+from .bounds import EpsilonShares
 from .captures import Captured, capture_all, list_parameters_read
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
@@ -188,34 +188,11 @@ class Symmetry:
         """Box of log-scales, each (num_units,), in which ε of a BatchNorm stays harmless in train mode.
 
         A scale λ in front of a norm changes the share of ε in its normaliser, ε/var on the example batch, to ε/(λ²·var).
-        Inside the box that share changes by at most ``share``. The default is small enough that GoogLeNet, with 59 norms and
-        ε = 10⁻³, keeps its train outputs to 1 % with every scale at its bound. Where var ≫ ε it says λ²·var ≥ 4000 ε; where ε
-        already weighs in, scaling up is bounded too. λ = 1 is always inside.
+        Inside the box that share is at most ``share``; where it is larger already, the scale stays as it is. A model that was
+        rescaled within its box has the same box. The default is small enough that GoogLeNet, with 59 norms and ε = 10⁻³,
+        keeps its train outputs to 1 % with every scale at its bound: λ²·var ≥ 4000 ε. λ = 1 is always inside.
         """
-        if not share >= 0:
-            raise ValueError(f"share = {share}: it is a change of a share, and not negative")
-        model, C = unwrap(model), self.combination
-        buffers = dict(model.named_buffers())
-        absorbing = any(scaling.epsilon is not None for scaling in self.scalings.values())
-        variances = batch_variances(model, self.example_inputs) if absorbing else {}
-        down, up = (torch.full((C.num_classes,), torch.inf, dtype=torch.float64) for _ in range(2))  # −down ≤ t of a class ≤ up
-        for name, variance in variances.items():
-            scaling = self.scalings.get(name)
-            if scaling is not None and scaling.epsilon is not None:
-                least = torch.minimum(variance, buffers[name].detach().cpu().double())  # a running variance must stay positive
-                room = share * least / scaling.epsilon  # |λ⁻² − 1| ≤ room
-                labels = scaling.plus.expand(scaling.shape).long()
-                down.scatter_reduce_(0, labels, 0.5 * room.log1p(), "amin")
-                above = torch.where(room < 1, -0.5 * torch.log1p(-room.clamp(max=1)), torch.inf)
-                up.scatter_reduce_(0, labels, above, "amin")
-        down[FIXED] = up[FIXED] = torch.inf
-        # Several units in one class share its room evenly.
-        part = C.coefficients.abs() * torch.bincount(C.classes, minlength=C.num_classes)[C.classes]
-        lower, upper = (torch.full((self.num_units,), torch.inf, dtype=torch.float64) for _ in range(2))
-        rising = C.coefficients > 0
-        lower.scatter_reduce_(0, C.units, torch.where(rising, down[C.classes], up[C.classes]) / part, "amin")
-        upper.scatter_reduce_(0, C.units, torch.where(rising, up[C.classes], down[C.classes]) / part, "amin")
-        return -lower, upper
+        return EpsilonShares.of(self, model).box(share)
 
     def _checked(self, log_scales: Tensor) -> Tensor:
         log_scales = torch.as_tensor(log_scales).detach().to("cpu", torch.float64)

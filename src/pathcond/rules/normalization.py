@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 NORMALIZATION = "Normalization: by the choice of `normalization`"
 FRONT_FREE = ("absorb", "full")
 BEHIND_FREE = ("gain", "full")
+LEAST_VARIANCE = 1e-12  # in units of ε: a path through a norm has a little energy even where the norm sees nothing
 
 
 @rule("batch_norm", "cudnn_batch_norm", family=NORMALIZATION)
@@ -233,7 +234,8 @@ def group_norm_energy(energies: Energies, input: Any, num_groups: int, weight: A
 
     def inverse_deviation(v: Tensor) -> Tensor:
         variance = v.reshape(batch, num_groups, -1).var(-1, correction=0)
-        return (variance + eps).rsqrt().repeat_interleave(channels // num_groups, 1).reshape(batch, channels, *[1] * len(space))
+        factor = _normalised_part(variance, eps).repeat_interleave(channels // num_groups, 1)
+        return factor.reshape(batch, channels, *[1] * len(space))
 
     return _affine(energies, x, energies.measured(inverse_deviation, "input"), weight, bias, (-1, *[1] * len(space)))
 
@@ -243,9 +245,18 @@ def _inverse_deviation(energies: Energies, axes: list[int], eps: float, *, centr
 
     def function(v: Tensor) -> Tensor:
         variance = v.var(axes, correction=0, keepdim=True) if centred else v.square().mean(axes, keepdim=True)
-        return (variance + eps).rsqrt()
+        return _normalised_part(variance, eps)
 
     return energies.measured(function, "input")
+
+
+def _normalised_part(variance: Tensor, eps: float) -> Tensor:
+    """√var/(var + ε): the factor 1/√(var + ε) as far as it normalises, √(var/(var + ε)), and not as far as it divides by √ε.
+
+    Tokens that start at zero have var = 0. The factor 1/√ε is their slope at this one point, a million for ε = 10⁻¹², and
+    nothing that a step of training would see: the output is bounded. Paths from such a token hardly pass through the norm.
+    """
+    return variance.clamp(min=LEAST_VARIANCE * eps).sqrt() / (variance + eps)
 
 
 def _affine(energies: Energies, x: Tensor, factor: Tensor, weight: Any, bias: Any, tail: tuple[int, ...]) -> Tensor:

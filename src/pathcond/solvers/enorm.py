@@ -97,18 +97,8 @@ class ENorm(Solver):
 
 def _one_sided(problem: Problem) -> Tensor:
     """Units that weights only enter or only leave, (num_units,) bool."""
-    point = problem.at(problem.zero())
-    C = problem.combination
-    into, out = (torch.zeros(C.num_classes, dtype=torch.float64, device=problem.device) for _ in range(2))
-    into.index_add_(0, problem.rows, point.by_row)
-    out.index_add_(0, problem.columns, point.by_column)
-    into, out = problem.ranks.sum(torch.stack([into, out]))
-    positive = C.coefficients > 0
-    sides = []
-    for up, down in ((into, out), (out, into)):
-        terms = torch.where(positive, up[C.classes], down[C.classes])
-        sides.append(torch.zeros(problem.num_units, dtype=torch.float64, device=problem.device).index_add_(0, C.units, terms) > 0)
-    return ~(sides[0] & sides[1])
+    into, out = problem.at(problem.zero()).sides
+    return ~((into > 0) & (out > 0))
 
 
 def _last(symmetry: Symmetry, problem: Problem, weights: Mapping[str, Tensor]) -> Tensor:
