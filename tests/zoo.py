@@ -61,6 +61,8 @@ class Result:
     units: dict[str, int] = field(default_factory=dict)
     eval_change: dict[str, float] = field(default_factory=dict)
     train_change: dict[str, float] = field(default_factory=dict)
+    other_sizes: int = 0  # calls of another batch size, length or resolution that the model takes
+    other_change: dict[str, float] = field(default_factory=dict)  # of eval outputs on them
     rounding_floor: float = 0.0
     energy_floor: float = 0.0
     residual: dict[str, float] = field(default_factory=dict)
@@ -254,6 +256,9 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = outputs(model, inputs, training=False)
     before_train = outputs(model, inputs, training=True)
+    others = other_sizes(model, inputs)
+    result.other_sizes = len(others)
+    before_others = [outputs(model, other, training=False) for other in others]
     sample = capture_sample(model, inputs)
     energy = examine_energy(model, sample, result)
     for normalization in NORMALIZATIONS:
@@ -264,6 +269,9 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
         log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
         pathcond.rescale_(model, symmetry, log_scales, verify=False)
         result.eval_change[normalization] = output_change(before, outputs(model, inputs, training=False))
+        pairs = zip(before_others, others, strict=True)
+        changes = [output_change(expected, outputs(model, other, training=False)) for expected, other in pairs]
+        result.other_change[normalization] = max(changes, default=math.nan)
         if normalization == "gain" or entry.name.endswith(TRAIN_ONLY_HEADS):
             result.train_change[normalization] = output_change(before_train, outputs(model, inputs, training=True))
         rescaled = path_energy(model, sample).diagonal
@@ -278,9 +286,14 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
         prepared = Prepared(symmetry=symmetry, sample=sample)
         result.moved_again[normalization] = moved_again(model, prepared, normalization)
         restore(model, state)
-    if max([*result.eval_change.values(), *result.energy_change.values()]) > LARGEST_CHANGE:
+    changes = [*result.eval_change.values(), *result.other_change.values(), *result.energy_change.values()]
+    if max(changes) > LARGEST_CHANGE:
         disturb(model)
-        result.rounding_floor = output_change(before, outputs(model, inputs, training=False))
+        floors = [
+            output_change(b, outputs(model, x, training=False))
+            for b, x in zip([before, *before_others], [inputs, *others], strict=True)
+        ]
+        result.rounding_floor = max(floors)
         disturbed = path_energy(model, sample).diagonal
         result.energy_floor = max(energy_change(g, disturbed[name], torch.ones_like(g)) for name, g in energy.diagonal.items())
     return result
@@ -371,7 +384,9 @@ def disturb(model: nn.Module) -> None:
 def failures(result: Result) -> list[str]:
     """Everything about a result that is not as it must be."""
     found = [result.error] if result.error else []
-    for normalization, change in result.eval_change.items():
+    if not result.other_sizes:
+        found.append("runs at no other size")
+    for normalization, change in [*result.eval_change.items(), *result.other_change.items()]:
         if not change <= max(LARGEST_CHANGE, 4 * result.rounding_floor):
             found.append(f"{normalization}: eval output changed by {change:.2g}")
     for normalization, change in result.energy_change.items():
@@ -406,6 +421,7 @@ def table(results: list[Result]) -> str:
     """The page docs/zoo.md."""
     within = sum(max(r.eval_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
     energy_within = sum(max(r.energy_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
+    sized = sum(max(r.other_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
     twice = sum(max(r.residual.values(), default=0.0) <= LARGEST_RESIDUAL for r in results)
     where = "; ".join(sorted({r.environment for r in results}))
     lines = [
@@ -417,6 +433,9 @@ def table(results: list[Result]) -> str:
         "",
         f"Of {len(results)} models {within} keep their eval outputs to 1e-9 under every value, and their train-mode outputs",
         "under `gain` (those with train-only heads too).",
+        "",
+        f"Other sizes: {sized} models also keep to 1e-9 on another batch size and, where they run on it, on another length or",
+        "resolution than those at which they were captured.",
         "",
         "Path energy: g·d² is compared before and after each of these rescalings, element by element of diag(G), calibrated;",
         f"the largest relative change is in the table. {energy_within} models keep it to 1e-9. Parameters off path (gates' own",
@@ -430,9 +449,9 @@ def table(results: list[Result]) -> str:
         "What exceeds 1e-9 is marked with *: such a model amplifies rounding. Disturbing the last bit of its weights alone does",
         "what is in brackets, and a rescaling at most four times that.",
         "",
-        "| model | parameters | units absorb | gain | full | paper | largest change | log10 paths | off path | energy change "
+        "| model | parameters | units absorb | gain | full | paper | largest change | at other sizes | log10 paths | off path | energy change "
         "| gradient at the optimum | held | again | capture s | search s | energy s | solve s |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
         change = max(r.eval_change.values(), default=math.nan)
@@ -440,11 +459,14 @@ def table(results: list[Result]) -> str:
         note = f" **{failures(r)[0].splitlines()[0][:100]}**" if failures(r) else ""
         paths = f"{r.log10_paths:.1f} | {len(r.off_path):,}"
         shown = _beside_floor(change, r.rounding_floor)
+        sizes = _beside_floor(max(r.other_change.values(), default=math.nan), r.rounding_floor)
         energy = _beside_floor(max(r.energy_change.values(), default=math.nan), r.energy_floor)
         seconds = f"{r.seconds_capture:.1f} | {r.seconds_search:.1f} | {r.seconds_energy:.1f} | {r.seconds_solve:.1f}"
         again = max(r.moved_again.values(), default=0.0)
         optimum = f"{max(r.residual.values(), default=0.0):.0e} | {r.held:,} | {again:.0e}"
-        lines.append(f"| {r.name}{note} | {r.parameters:,} | {units} | {shown} | {paths} | {energy} | {optimum} | {seconds} |")
+        lines.append(
+            f"| {r.name}{note} | {r.parameters:,} | {units} | {shown} | {sizes} | {paths} | {energy} | {optimum} | {seconds} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -63,6 +63,14 @@ Target = Annotated[str, typer.Argument(help="torchvision:NAME, timm:NAME, packag
 InputShape = Annotated[str | None, typer.Option("--input", help="Shape of a random input, e.g. 2x3x224x224")]
 Side = Annotated[Normalization, typer.Option(help="Which side of a norm carries a scale")]
 Approximate = Annotated[bool, typer.Option("--approximate", help="Treat smooth activations as ReLU")]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", help="A parameter, module or pattern to leave as it is; may be repeated"),
+]
+MoveFrozen = Annotated[
+    bool,
+    typer.Option("--move-frozen", help="Also rescale parameters that require no gradient"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
 
 
@@ -90,13 +98,22 @@ def inspect(
     input: InputShape = None,
     normalization: Side = Normalization.absorb,
     approximate: Approximate = False,
+    exclude: Exclude = None,
+    move_frozen: MoveFrozen = False,
     paths: Annotated[bool, typer.Option("--paths", help="Also count paths, and say whether rescaling will do much")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which units of a model can be rescaled, and what pins the others."""
     with _exit_codes():
         model, inputs = load_target(target, parse_shape(input) if input else None)
-        symmetry = find_symmetry(model, inputs, normalization=normalization.value, approximate=approximate)
+        symmetry = find_symmetry(
+            model,
+            inputs,
+            normalization=normalization.value,
+            approximate=approximate,
+            exclude=exclude or (),
+            frozen="move" if move_frozen else "keep",
+        )
         unusable = unusable_weights(unwrap(model))
         lifting = _lifting(model, inputs, normalization.value, approximate) if paths and not unusable else None
     if as_json:
@@ -120,6 +137,8 @@ def condition(
     input: InputShape = None,
     normalization: Side = Normalization.absorb,
     approximate: Approximate = False,
+    exclude: Exclude = None,
+    move_frozen: MoveFrozen = False,
     solver: Annotated[SolverName, typer.Option(help="exact; paper (ten sweeps); enorm (least norm)")] = SolverName.exact,
     max_log_scale: Annotated[float | None, typer.Option(help="Bound on |log λ|", min=0.0)] = None,
     calibrate: Annotated[bool, typer.Option(help="Measure statistics and gates on the example batch")] = True,
@@ -141,6 +160,7 @@ def condition(
             done = condition_(
                 model, inputs, solver=SOLVERS[solver], normalization=normalization.value, approximate=approximate,
                 max_log_scale=max_log_scale, calibrate=calibrate, progress=progress,
+                exclude=exclude or (), frozen="move" if move_frozen else "keep",
             )  # fmt: skip
         if report:
             done.to_html(report)
