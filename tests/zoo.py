@@ -449,8 +449,8 @@ def table(results: list[Result]) -> str:
         "What exceeds 1e-9 is marked with *: such a model amplifies rounding. Disturbing the last bit of its weights alone does",
         "what is in brackets, and a rescaling at most four times that.",
         "",
-        "| model | parameters | units absorb | gain | full | paper | largest change | at other sizes | log10 paths | off path | energy change "
-        "| gradient at the optimum | held | again | capture s | search s | energy s | solve s |",
+        "| model | parameters | units absorb | gain | full | paper | largest change | at other sizes | log10 paths | off path "
+        "| energy change | gradient at the optimum | held | again | capture s | search s | energy s | solve s |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
