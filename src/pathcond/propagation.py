@@ -14,12 +14,13 @@ from . import labels as lb
 from .aliasing import Aliases, through_views, written
 from .graph import Graph, Node
 from .labels import Labels
+from .picking import collapse_all, follow, simplified
 from .rules import RULES
 from .rules.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
 from .rules.table import Column, Rule
 from .scales import Scales
 from .trees import tree_leaves, tree_map
-from .values import Known, UnknownNumber, Weight
+from .values import Known, Picked, UnknownNumber, Weight
 
 logger = logging.getLogger("pathcond")
 
@@ -43,6 +44,7 @@ class Propagation(Scales):
     def run(self, graph: Graph) -> None:
         """Walk the graph in order; outputs are fixed at the end."""
         self.values = {}
+        self.writers = {}
         self._aliases = Aliases()
         self.parameter_shapes = {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
         self.training = graph.training
@@ -87,6 +89,11 @@ class Propagation(Scales):
         if node.op == "getitem":
             return arguments["0"][arguments["1"]]
         self._note_buffers(node, arguments)
+        if any(isinstance(a, Picked) for a in tree_leaves(arguments)):
+            followed = self._followed(node, rule, arguments)
+            if followed is not None:
+                return followed
+            arguments = collapse_all(self, arguments)
         operands = [a for a in tree_leaves(arguments) if isinstance(a, (Labels, Weight, Known))]
         known = [a for a in operands if isinstance(a, Known)]
         if len(known) == len(operands):
@@ -106,6 +113,14 @@ class Propagation(Scales):
             for operand in operands:
                 self.pin(operand, f"reaches {node.op} in a form that its rule does not cover")
             return self._unscaled(node)
+
+    def _followed(self, node: Node, rule: Rule | None, arguments: dict[str, Any]) -> Any:
+        """The op on what an index picked, member by member; None where members must share their scales."""
+        try:
+            return tree_map(simplified, follow(self, node, rule, arguments))
+        except FORM_ERRORS as error:
+            logger.info("The members of what is picked are equated at %s, %s: %s", node.op, node.where, error)
+            return None
 
     def _times_constant(self, node: Node, arguments: dict[str, Any], known: list, operands: list) -> bool:
         """A parameter times a constant (a mask, an equalised learning rate) scales as the parameter does."""
@@ -127,7 +142,7 @@ class Propagation(Scales):
         return self._fitting(result, node.shape, node.dtype)
 
     def _fitting(self, result: Any, shape: Any, dtype: Any) -> Any:
-        if not isinstance(result, (Labels, Weight)):
+        if not isinstance(result, (Labels, Weight, Picked)):
             return result
         if tuple(result.shape) != shape:
             self.pin(result, f"passes through {self.node.op} in a form that its rule does not cover")
@@ -172,17 +187,17 @@ class Propagation(Scales):
     def _record_mutation(self, node: Node, result: Any) -> None:
         """After an in-place op its target, and everything that shares memory with it, has changed."""
         for target in written(node):
+            self.writers |= dict.fromkeys(self._aliases.of(target), node)
             old = self.values[target]
             if isinstance(old, Known) and isinstance(result, Known):
                 if not result.lasting:  # computed for real, on shared memory
                     self._forget_zeros(target)
                 continue
-            same_shape = isinstance(old, Labels) and isinstance(result, Labels) and old.shape == result.shape
-            if same_shape and bool((old.ids == result.ids).all()):
+            if _same_labels(old, result):
                 continue
             others = self._aliases.of(target) - {target, node}
             leaf = target.target is None
-            if not others and not leaf and isinstance(result, Labels):
+            if not others and not leaf and isinstance(result, (Labels, Picked)):
                 self.values[target] = result
                 continue
             if isinstance(result, Labels) and self._write_through(target, result):
@@ -218,3 +233,12 @@ class Propagation(Scales):
         """What was written from a buffer may change later: its zeros are not for ever."""
         for member in self._aliases.of(target):
             self.values[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self.values[member])
+
+
+def _same_labels(a: Any, b: Any) -> bool:
+    """Whether two values in flight are known to carry the same labels."""
+    if isinstance(a, Picked) and isinstance(b, Picked):
+        alike = a.pick == b.pick and a.shape == b.shape and torch.equal(*torch.broadcast_tensors(a.place, b.place))
+        return alike and _same_labels(a.choices, b.choices)
+    both = isinstance(a, Labels) and isinstance(b, Labels) and a.shape == b.shape
+    return both and bool((a.ids == b.ids).all())

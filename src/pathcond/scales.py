@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from . import labels as lb
+from . import picking
 from .equations import Cause, Equations
 from .graph import Node
 from .labels import ANY, Labels
 from .trees import tree_map
-from .values import Known, Scaling, Weight
+from .values import Known, Picked, Scaling, Weight
 
 UNSET = -2
 MAX_ELEMENTWISE = 1 << 20  # parameters larger than this get no label per element
@@ -40,6 +41,7 @@ class Scales:
         node: The node at work.
         values: What every node so far has come to.
         parameter_shapes: Shapes of all parameters by name.
+        writers: For nodes whose memory in-place ops have written so far, the last of these ops.
     """
 
     normalization: str
@@ -54,6 +56,7 @@ class Scales:
     node: Node = None  # type: ignore[assignment]
     values: dict[Node, Any] = field(default_factory=dict)
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    writers: dict[Node, Node] = field(default_factory=dict)
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -71,6 +74,8 @@ class Scales:
         """A frozen parameter is a constant."""
         if isinstance(value, Weight) and value.name in self.frozen:
             return lb.constant(value.shape)
+        if isinstance(value, Picked) and isinstance(self.simplified(value.choices), Labels):
+            return picking.collapsed(self, value) if isinstance(value.choices, Weight) else value
         return value
 
     def labels(self, value: Any) -> Labels:
@@ -81,6 +86,8 @@ class Scales:
             return lb.of_value(value.value) if value.lasting else lb.constant(value.shape)
         if isinstance(value, Weight):
             return self._weight_labels(value)
+        if isinstance(value, Picked):
+            return picking.collapsed(self, value)
         return lb.of_value(torch.as_tensor(float(value) if isinstance(value, (bool, int, float)) else 1.0))
 
     def _weight_labels(self, weight: Weight) -> Labels:
@@ -101,8 +108,10 @@ class Scales:
             return Labels(plus, weight.shape)
         return Labels(self.equations.combine([(1, plus), (-1, minus)], by=self.node), weight.shape)
 
-    def broadcast(self, labels: Labels, shape: Sequence[int]) -> Labels:
+    def broadcast(self, labels: Any, shape: Sequence[int]) -> Any:
         """The same labels seen as a tensor of the given shape (leading axes added)."""
+        if isinstance(labels, Picked):
+            return picking.stretched(labels, shape)
         missing = len(shape) - labels.ids.dim()
         return Labels(labels.ids.reshape([1] * missing + list(labels.ids.shape)) if missing else labels.ids, tuple(shape))
 
@@ -124,7 +133,7 @@ class Scales:
     def _stand_in(self, node: Node) -> Any:
         """For ``expand_as`` and the like: only the shape of the other tensor matters."""
         value = self.values[node]
-        return torch.empty(value.shape, device="meta") if isinstance(value, (Labels, Weight, Known)) else value
+        return torch.empty(value.shape, device="meta") if isinstance(value, (Labels, Weight, Known, Picked)) else value
 
     def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
         """A reshape of labels, of a parameter or of a known tensor."""
@@ -152,15 +161,24 @@ class Scales:
         if isinstance(value, Labels):
             self.equations.pin(value.ids, by=self.node, reason=reason)
             return lb.constant(value.shape)
+        if isinstance(value, Picked):
+            self.pin(value.choices, reason)
+            return lb.constant(value.shape)
         if isinstance(value, (list, tuple)):
             return [self.pin(item, reason) for item in value]
         return value
 
-    def merge(self, *values: Any, reason: str) -> Labels:
-        """Equate operands elementwise (broadcast); returns the common labels.
+    def merge(self, *values: Any, reason: str) -> Any:
+        """Equate operands elementwise (broadcast); returns the common labels, ``Picked`` if all operands are.
 
         A parameter that nothing has used before takes the labels of what it is added to.
         """
+        if any(isinstance(value, Picked) for value in values):
+            if not picking.may_stay_apart(self, values):
+                return self.merge(*picking.collapse_all(self, values), reason=reason)
+            operands, model = picking.together(self, values)
+            merged = self.merge(*operands, reason=reason)
+            return merged if model is None else picking.result_like(model, merged)
         operands = [self.simplified(value) for value in values]
         unused = [value for value in operands if self._unused(value)]
         if len(unused) == len(operands):
@@ -195,8 +213,12 @@ class Scales:
         self._assign(weight, ids, torch.zeros([1] * ids.dim(), dtype=torch.int32))
         return Labels(ids, weight.shape)
 
-    def combine(self, *terms: tuple[Any, Any]) -> Labels:
-        """Labels of a product Π operand^power, elementwise (broadcast)."""
+    def combine(self, *terms: tuple[Any, Any]) -> Any:
+        """Labels of a product Π operand^power, elementwise (broadcast); ``Picked`` if an operand is."""
+        if any(isinstance(operand, Picked) for _, operand in terms):
+            operands, model = picking.together(self, [operand for _, operand in terms])
+            product = self.combine(*[(power, operand) for (power, _), operand in zip(terms, operands, strict=True)])
+            return product if model is None else picking.result_like(model, product)
         labels = [(power, self.labels(operand)) for power, operand in terms]
         shape = tuple(torch.broadcast_shapes(*[operand.shape for _, operand in labels]))
         ids = self.combine_ids(*[(power, operand.ids) for power, operand in labels])

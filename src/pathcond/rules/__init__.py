@@ -1,6 +1,6 @@
 """Operation rules, one file per family; importing this package fills the table."""
 
-from . import attention, contraction, elementwise, indexing, normalization, reduction, shape
+from . import attention, contraction, elementwise, experts, indexing, normalization, reduction, shape
 from .table import RULES, Rule
 
-__all__ = ["RULES", "Rule", "attention", "contraction", "elementwise", "indexing", "normalization", "reduction", "shape"]
+__all__ = ["RULES", "Rule", "attention", "contraction", "elementwise", "experts", "indexing", "normalization", "reduction", "shape"]

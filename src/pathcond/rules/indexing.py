@@ -1,4 +1,7 @@
-"""Look-ups: a known index is executed on the labels, an unknown one equates what it may pick."""
+"""Look-ups: a known index is executed on the labels, an unknown one equates what it may pick.
+
+Members of a stack of parameters that an unknown index picks from stay apart (``picking``).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch.nn import functional as F
 
 from ..energies import FREEZE, Frozen, PathSum
 from ..labels import Labels
+from ..picking import pick_from
 from ..values import Known
 from .table import energy, rule
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick"
+INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick (experts stay apart)"
 
 
 @rule("embedding", family=INDEXING)
@@ -34,7 +38,12 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
 
 
 @rule("index", family=INDEXING)
-def index(scales: Scales, x: Any, indices: Any) -> Labels:
+def index(scales: Scales, x: Any, indices: Any) -> Any:
+    if scales.value(indices[0]) is None and all(given is None for given in indices[1:]):
+        picked = pick_from(scales, x, scales.node.bound["indices"][0])
+        if picked is not None:
+            scales.pin(indices[0], "is an index")
+            return picked
     labels = scales.labels(x)
     values = [None if given is None else scales.value(given) for given in indices]
     known = all(given is None or value is not None for given, value in zip(indices, values, strict=True))
@@ -54,10 +63,15 @@ def index(scales: Scales, x: Any, indices: Any) -> Labels:
 
 
 @rule("index_select", family=INDEXING)
-def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Labels:
-    labels, value = scales.labels(x), scales.value(index)
+def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Any:
+    value = scales.value(index)
     if value is None:
         scales.pin(index, "is an index")
+        picked = pick_from(scales, x, scales.node.bound["index"]) if dim == 0 else None
+        if picked is not None:
+            return picked
+    labels = scales.labels(x)
+    if value is None:
         return Labels(scales.agree(labels, [dim]).ids, scales.node.shape)
     return Labels(labels.along([dim]).index_select(dim, value), scales.node.shape)
 
