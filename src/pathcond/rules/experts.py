@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from ..energies import FREEZE
+from ..energies import grouped_product as multiply
 from ..labels import Labels, constant
 from ..picking import pick_from
 from .contraction import contract
-from .table import rule
+from .table import energy, rule
 
 if TYPE_CHECKING:
+    from ..energies import Energies
     from ..scales import Scales
 
 GROUPED = "_grouped_mm", "transformers::grouped_mm_fallback"
@@ -29,3 +34,22 @@ def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, b
         return contract(scales, x, "ri", picked, "rio", "ro")
     matrices = scales.agree(scales.labels(stack), [0])
     return contract(scales, x, "ri", Labels(matrices.ids[0], matrices.shape[1:]), "io", "ro")
+
+
+# -- path energy ------------------------------------------------------------------------------------
+
+
+@energy(*GROUPED, measures=True)
+def grouped_energy(energies: Energies, x: Any, mat2: Any, weight: Any, bias: Any) -> Any:
+    """Energies multiply and are summed; rows meet the expert that they meet on the example batch."""
+    left, right, *_ = energies.node.bound
+    stack = mat2 if mat2 is not None else weight
+    if bias is not None or energies.node.bound["offs"] is None or len(energies.node.shape) != 2:
+        return FREEZE
+
+    def product(at: Any) -> Tensor:
+        if isinstance(at, int):
+            return energies.product(lambda a, b: a @ b[at], left, right)
+        return energies.product(lambda a, b: multiply(a, b, at), left, right)
+
+    return energies.picked(product, "offs", len(energies.summand(stack)), edges=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import FREEZE, Frozen, PathSum
+from ..energies import FREEZE, Edges, Frozen, PathSum
 from ..labels import Labels
 from ..picking import pick_from
 from ..values import Known
@@ -112,17 +112,30 @@ def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
 
 @energy("index", measures=True)
 def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
-    """Known indices are executed on the energies; others end the paths."""
+    """Known indices are executed on the energies, others as the example batch picks; uncalibrated one path per element."""
+    power = energies.summand(x)
     if any(isinstance(given, (Frozen, PathSum)) for given in indices):
-        return FREEZE
+        if any(given is None for given in indices[:1]) or any(given is not None for given in indices[1:]):
+            return FREEZE
+        if isinstance(x, Edges) or energies.calibrate:
+            return energies.picked(lambda at: _rows(power, at, energies.node.shape), "indices", len(power), edges=isinstance(x, Edges))
+        return power.sum(0).expand(energies.node.shape)
     return energies.summand(x)[tuple(slice(None) if given is None else given.value for given in indices)]
 
 
+def _rows(power: Tensor, at: Any, shape: Any) -> Tensor:
+    """Rows of a tensor by an index, or one of its rows everywhere."""
+    return power[at].expand(shape) if isinstance(at, int) else power[at]
+
+
 @energy("index_select", "gather", "take_along_dim", measures=True)
-def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Tensor:
+def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Any:
     """What the example batch picks; uncalibrated one path per element that may be picked."""
     name = "index" if index is not None else "indices"
     given = index if index is not None else indices
+    if isinstance(x, Edges) and not isinstance(given, Known) and energies.node.op == "index_select" and dim == 0:
+        power = energies.summand(x)
+        return energies.picked(lambda at: _rows(power, at, energies.node.shape), name, len(power), edges=True)
     if isinstance(given, Known) or energies.calibrate:
         power = energies.summand(x)
         return energies.averaged(lambda at: energies.itself({"self": power, name: at}), name)
