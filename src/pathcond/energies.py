@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .graph import Node
+from .picking import same_order
 from .samples import Samples
 from .trees import tree_leaves, tree_map
 from .values import Known
@@ -67,7 +68,7 @@ class Alternatives:
 
     Attributes:
         parts: One per sample of the example batch; uncalibrated one per member.
-        index: Uncalibrated, the node of the index.
+        index: Uncalibrated, the node that computes the index.
     """
 
     parts: tuple[PathSum | Edges, ...]
@@ -220,7 +221,7 @@ class Energies(ABC):
         if not self.calibrate:
             if self.alternative is not None:
                 return function(self.alternative)
-            return Apart([function(member) for member in range(members)], index, edges)
+            return Apart([function(member) for member in range(members)], same_order(index)[-1], edges)
         real = self.real_of(index)
         if not isinstance(real, Samples):
             return function(real)

@@ -20,7 +20,7 @@ from .energies import FREEZE, Alternatives, Apart, Edges, Energies, Frozen, Path
 from .energy_plan import Plan
 from .errors import UnsupportedModelError
 from .graph import Graph, Node
-from .picking import FOLLOWED, MOVES, PASSES, PASSES_APPROXIMATELY
+from .picking import FOLLOWED, MOVES, PASSES, PASSES_APPROXIMATELY, same_order
 from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS
 from .rules import RULES
 from .samples import Samples, at_once
@@ -212,7 +212,7 @@ class EnergyPass(Energies):
         leaves = tree_leaves(arguments)
         given = [a for a in leaves if isinstance(a, Alternatives)]
         own = node.bound.get("offs")
-        indices = {a.index for a in given} | ({own} if own is not None and not self.calibrate else set())
+        indices = {a.index for a in given} | ({same_order(own)[-1]} if own is not None and not self.calibrate else set())
         per_sample = self.calibrate and node.op == "index"
         if len(indices) > 1 or not (node.op in KEEPS_APART or per_sample):
             return self._energy(node, tree_map(_joined, arguments))

@@ -57,12 +57,12 @@ def pick_from(scales: Scales, stack: Any, index: Any, *, rows: int | None = None
 
     Args:
         scales: The walk.
-        stack: (members, \*rest).
-        index: The node of the index, (\*places), or of offsets, (members,).
+        stack: (members, *rest).
+        index: The node of the index, (*places), or of offsets, (members,).
         rows: With offsets, the number of rows that they divide into one run per member.
 
     Returns:
-        (\*places, \*rest), or (rows, \*rest) with offsets.
+        (*places, *rest), or (rows, *rest) with offsets.
     """
     stack = scales.simplified(stack)
     if not isinstance(stack, Weight) or not isinstance(index, Node) or index.dtype not in INTEGERS:
@@ -82,12 +82,18 @@ def pick_from(scales: Scales, stack: Any, index: Any, *, rows: int | None = None
 
 def pick_of(scales: Scales, index: Node, members: int, *, grouped: bool) -> Pick:
     """The identity of an index: the same for all that hold the same members in the same flat order."""
-    chain = [index]
-    while chain[-1].op in KEEPS_ORDER and chain[-1].operands and chain[-1].operands[0].dtype in INTEGERS:
-        chain.append(chain[-1].operands[0])
+    chain = same_order(index)
     # What has been written into may differ from what was copied from it before.
     root = index if any(node in scales.writers for node in chain) else chain[-1]
     return Pick(root, scales.writers.get(root), members, grouped)
+
+
+def same_order(index: Node) -> list[Node]:
+    """An index and what it is a copy or a reshape of, up to where it is computed: the same members in the same flat order."""
+    chain = [index]
+    while chain[-1].op in KEEPS_ORDER and chain[-1].operands and chain[-1].operands[0].dtype in INTEGERS:
+        chain.append(chain[-1].operands[0])
+    return chain
 
 
 def collapsed(scales: Scales, value: Any) -> Any:

@@ -80,7 +80,7 @@ class Picked:
     member by member; in front of all others the members are equated.
 
     Attributes:
-        choices: Labels of shape (members, \*shape), or a Weight of shape (members, \*s) where s broadcasts to ``shape``.
+        choices: Labels of shape (members, *shape), or a Weight of shape (members, *s) where s broadcasts to ``shape``.
         shape: Shape of the tensor.
         place: int64, as many axes as ``shape``; size 1 along axes on which the place does not vary.
         pick: The index.
