@@ -79,6 +79,7 @@ class EnergyPass(Energies):
     values: dict[Node, Any] = field(default_factory=dict)
     reals: dict[Node, Any] = field(default_factory=dict)
     cuts: dict[tuple[Node, Node], str] = field(default_factory=dict)
+    sinks: list[PathSum] = field(default_factory=list)
 
     def run(self) -> Lifted:
         """Walk the graph once."""
@@ -87,7 +88,7 @@ class EnergyPass(Energies):
         try:
             return self._walk(plan)
         finally:  # nothing outlives the walk, not even in a reference cycle
-            self.values, self.reals, self.edges = {}, {}, None  # type: ignore[assignment]
+            self.values, self.reals, self.sinks, self.edges = {}, {}, [], None  # type: ignore[assignment]
 
     def _walk(self, plan: Plan) -> Lifted:
         for position, node in enumerate(self.graph.nodes):
@@ -241,6 +242,9 @@ class EnergyPass(Energies):
             raise MissingValueError(node.op)
         self._cut(node, reason)
         ends = tuple({id(a): a for a in operands if isinstance(a, PathSum)}.values())
+        if node.op == "opaque":  # its inputs are pinned as outputs are, and count as such
+            self.sinks += ends
+            ends = ()
         frozen = [a for a in operands if isinstance(a, Frozen)]
         return self._frozen(node, [Frozen(node, ends), *frozen])
 
@@ -313,7 +317,7 @@ class EnergyPass(Energies):
 
     def _collected(self) -> Lifted:
         """Sum over all outputs. An output nonlinearity (softmax, sigmoid) is no part of the lifting: paths end before it."""
-        found: list[PathSum] = []
+        found = list(self.sinks)
         outputs = [o for o in tree_leaves(self.graph.returned) if isinstance(o, Node) and isinstance(o.dtype, torch.dtype)]
         for value in [self._value(output) for output in outputs if output.dtype.is_floating_point]:
             if isinstance(value, Frozen):

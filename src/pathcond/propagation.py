@@ -163,7 +163,7 @@ class Propagation(Scales):
     def _compute(self, node: Node, arguments: dict[str, Any], operands: Sequence[Known]) -> Any:
         """Execute an op on known values; where that is impossible its result is an unknown without scale."""
         tags = getattr(node.target, "tags", ())
-        if DRAWS in tags or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
+        if DRAWS in tags or node.op.startswith(("empty", "new_empty", "_assert", "opaque")) or node.shape is None:
             return self._unscaled(node)
         if any(a.value.is_meta for a in operands):
             return self._unscaled(node)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -26,9 +26,10 @@ from .calibration import batch_variances
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
 from .factor import exp
-from .graph import Graph, Node, canonical_names, capture, unwrap
+from .graph import Graph, Node, canonical_names, unwrap
 from .labels import FIXED
 from .memory import overlapping
+from .opaque import capture_all
 from .propagation import Propagation
 from .scales import UNSET, Scales
 from .sharding import original_class
@@ -250,19 +251,33 @@ def find_symmetry(
     if normalization not in get_args(Normalization):
         raise ValueError(f"normalization={normalization!r}; choose one of {', '.join(map(repr, get_args(Normalization)))}")
     model = unwrap(model)
-    graphs = [capture(model, example_inputs, training=training) for training in (False, True)]
-    return symmetry_of(model, example_inputs, graphs, normalization=normalization, approximate=approximate)
+    captured = capture_all(model, example_inputs)
+    graphs = [graph for each in captured for graph in (each.graph, *each.parts)]
+    frozen = {name: reason for each in captured for name, reason in each.frozen.items()}
+    return symmetry_of(model, example_inputs, graphs, normalization=normalization, approximate=approximate, frozen=frozen)
 
 
 def symmetry_of(
-    model: nn.Module, example_inputs: Any, graphs: Iterable[Graph], *, normalization: Normalization, approximate: bool = False
+    model: nn.Module,
+    example_inputs: Any,
+    graphs: Iterable[Graph],
+    *,
+    normalization: Normalization,
+    approximate: bool = False,
+    frozen: Mapping[str, str] | None = None,
 ) -> Symmetry:
-    """The Symmetry that satisfies all the given graphs of one model (eval and train mode)."""
+    """The Symmetry that satisfies all the given graphs of one model (eval and train mode, and parts of it on their own).
+
+    Args:
+        model, example_inputs, normalization, approximate: As in ``find_symmetry``.
+        graphs: With the model's names of parameters and buffers.
+        frozen: Parameters and buffers that must stay as they are, and why.
+    """
     graphs = list(graphs)
     scales = Propagation(
         normalization=normalization,
         approximate=approximate,
-        frozen=_untouchable(model, graphs),
+        frozen=_untouchable(model, graphs) | {name: Cause(None, reason) for name, reason in (frozen or {}).items()},
         precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
     )
     for graph in graphs:

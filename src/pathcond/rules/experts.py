@@ -1,4 +1,4 @@
-"""Grouped matrix products: rows sorted by expert, each run of rows times the matrix of its expert."""
+"""Grouped matrix products (rows sorted by expert, each run of rows times the matrix of its expert), and opaque modules."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, b
         return contract(scales, x, "ri", picked, "rio", "ro")
     matrices = scales.agree(scales.labels(stack), [0])
     return contract(scales, x, "ri", Labels(matrices.ids[0], matrices.shape[1:]), "io", "ro")
+
+
+@rule("opaque", family="Modules whose control flow depends on the data: what enters them is fixed, and so is what they return")
+def opaque(scales: Scales, x: Any) -> Any:
+    kind = type(scales.node.target.module).__name__
+    scales.pin(x, f"enters {kind}, whose control flow depends on the data")
+    return [constant(shape) for shape in scales.node.shape]
 
 
 # -- path energy ------------------------------------------------------------------------------------

@@ -1,0 +1,390 @@
+"""Modules that cannot be followed, because what they call depends on the data: a sparse dispatch over experts.
+
+Such a module is opaque. Its inputs and outputs are pinned and its own parameters stay as they are; the modules that it
+calls are captured on their own, on what the example feeds them, and may be rescaled inside.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .errors import UnsupportedModelError
+from .graph import Graph, Node, canonical_names, capture, unwrap
+from .recording import Call, Recording, record
+
+# More ways to call one module than this are not captured: the module is left alone.
+MAX_KINDS = 4
+# Attempts to find the modules that cannot be followed.
+MAX_ATTEMPTS = 64
+_counter = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One call of an opaque module: the target of its node in the graph around it.
+
+    Attributes:
+        module: The module.
+        spec: How its tensors and other arguments nest.
+        arguments: All leaves of its arguments; None in place of tensors.
+        types: Of the tensors that it is given.
+        outputs: (shape, type, device) of the tensors that it returns.
+    """
+
+    module: nn.Module
+    spec: TreeSpec
+    arguments: tuple[Any, ...]
+    types: tuple[torch.dtype, ...]
+    outputs: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the module returns, in its own precision."""
+        given = iter([tensor.to(dtype) for tensor, dtype in zip(tensors, self.types, strict=True)])
+        leaves = [next(given).clone() if argument is None else argument for argument in self.arguments]
+        args, kwargs = tree_unflatten([None if leaf is _NONE else leaf for leaf in leaves], self.spec)
+        modes = {module: module.training for module in self.module.modules()}
+        try:
+            self.module.eval()
+            return [leaf for leaf in tree_leaves(self.module(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+_NONE = object()  # an argument that is None
+_sites: dict[int, Site] = {}  # while a model is captured, and no longer
+
+
+@torch.library.custom_op("pathcond::opaque", mutates_args=(), schema="(Tensor[] tensors, int site) -> Tensor[]")
+def _opaque(tensors: list[Tensor], site: int) -> list[Tensor]:
+    return _sites[site](tensors)
+
+
+@_opaque.register_fake
+def _(tensors: list[Tensor], site: int) -> list[Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in _sites[site].outputs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A module that an opaque module calls.
+
+    Attributes:
+        name: Its qualified name.
+        module: The module.
+        inputs: Example inputs, one for each way in which it is called.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """A model in one mode.
+
+    Attributes:
+        graph: All that could be followed; an opaque module is one call in it.
+        parts: The graphs of what opaque modules call, with the model's names.
+        children: What opaque modules call.
+        frozen: Parameters and buffers that must stay as they are, and why.
+    """
+
+    graph: Graph
+    parts: tuple[Graph, ...] = ()
+    children: tuple[Child, ...] = ()
+    frozen: dict[str, str] = field(default_factory=dict)
+
+
+def capture_all(model: nn.Module, example_inputs: Any, *, modes: Sequence[bool] = (False, True)) -> list[Captured]:
+    """Capture a model in each mode, around and inside what cannot be followed.
+
+    Args:
+        model: Any module; wrappers are removed.
+        example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs.
+        modes: True for train mode.
+
+    Raises:
+        UnsupportedModelError: Nothing of the model can be followed.
+    """
+    model = unwrap(model)
+    found = [_around(model, example_inputs, training) for training in modes]
+    if all(recording is None for _, recording in found):
+        return [Captured(graph=graph) for graph, _ in found]
+    recordings = [recording for _, recording in found if recording is not None]
+    children, frozen = _children(model, recordings)
+    captured = []
+    for (graph, _), training in zip(found, modes, strict=True):
+        parts: list[Graph] = []
+        for child in children:
+            try:
+                inner = [capture_all(child.module, inputs, modes=(training,))[0] for inputs in child.inputs]
+            except UnsupportedModelError as error:
+                frozen |= dict.fromkeys(names_inside(model, child.module).values(), f"belongs to a module that cannot be captured: {error}")
+                continue
+            own = names_inside(model, child.module)
+            parts += [relocated(part, child.name, own) for each in inner for part in (each.graph, *each.parts)]
+            frozen |= {own[name]: reason for each in inner for name, reason in each.frozen.items()}
+        captured.append(Captured(graph=graph, parts=tuple(parts), children=children))
+    if not any(graph.nodes for each in captured for graph in (each.graph, *each.parts)):
+        raise next(recording.error for recording in recordings)
+    return [replace(each, frozen=frozen) for each in captured]
+
+
+def _around(model: nn.Module, example_inputs: Any, training: bool) -> tuple[Graph, Recording | None]:
+    """The graph around all opaque modules; and what was recorded, if there are any."""
+    try:
+        return capture(model, example_inputs, training=training), None
+    except UnsupportedModelError as error:
+        first = error
+    opaque: list[nn.Module] = []
+    suspects = _culprits(model, example_inputs, training, opaque, None) or [model]
+    for _ in range(MAX_ATTEMPTS):
+        culprit = next((module for module in suspects if module not in opaque), model)
+        opaque += [module for module in model.modules() if type(module) is type(culprit) and module not in opaque]
+        try:
+            recording = record(model, example_inputs, opaque, training=training, error=first)
+        except Exception:  # the model does not run on the example either
+            raise first from None
+        opaque += [module for module in recording.entangled if module not in opaque]
+        if model in opaque:
+            return Graph(nodes=(), outputs=(), returned=(), training=training), recording
+        if recording.entangled:
+            continue
+        try:
+            with _stubs(recording) as sites:
+                graph = capture(model, example_inputs, training=training)
+            return _with_sites(graph, sites), recording
+        except UnsupportedModelError:
+            suspects = _culprits(model, example_inputs, training, opaque, recording) or [model]
+    raise first
+
+
+class _RaisesAtUnknownShapes(TorchFunctionMode):
+    """Stops where a tensor's shape first depends on the data: later failures show up in the wrong module."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and not all(isinstance(size, int) for size in leaf.shape) and not _inside_torch():
+                raise RuntimeError(f"the shape of what {getattr(func, '__name__', func)} returns depends on the data")
+        return result
+
+
+def _inside_torch() -> bool:
+    """Whether the call at hand was made by torch for its own purposes, while it computes a fake tensor."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch", __name__)):
+        if "_subclasses" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _culprits(
+    model: nn.Module, example_inputs: Any, training: bool, opaque: list[nn.Module], recording: Recording | None
+) -> list[nn.Module]:
+    """The modules whose code was at work when the capture failed, the innermost first."""
+    with ExitStack() as stack:
+        if recording is not None:
+            stack.enter_context(_stubs(recording))
+        stack.enter_context(_RaisesAtUnknownShapes())
+        try:
+            capture(model, example_inputs, training=training)
+        except UnsupportedModelError as error:
+            return _modules_at_work(error, set(model.modules()))
+    return []
+
+
+def _modules_at_work(error: BaseException, modules: set[nn.Module]) -> list[nn.Module]:
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    for exception in reversed(chain):
+        found: list[nn.Module] = []
+        trace = exception.__traceback__
+        while trace is not None:
+            owner = trace.tb_frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and owner in modules and _has_forward(owner):
+                found.append(owner)
+            trace = trace.tb_next
+        if found:
+            return list(dict.fromkeys(reversed(found)))
+    return []
+
+
+def _has_forward(module: nn.Module) -> bool:
+    """Whether a module can be called at all; a ModuleList cannot."""
+    return type(module).forward is not nn.Module.forward
+
+
+@contextmanager
+def _stubs(recording: Recording) -> Iterator[dict[int, Site]]:
+    """Opaque modules return tensors like the recorded ones, by one call that no rule knows."""
+    own: dict[int, Site] = {}
+    saved = [(module, vars(module).get("forward")) for module in recording.returned]
+
+    def stub(module: nn.Module) -> Any:
+        outputs = iter(recording.returned[module])
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            returned = next(outputs, None)
+            if returned is None:
+                raise UnsupportedModelError(f"{type(module).__name__} is called more often while it is captured than on real values")
+            leaves, spec = tree_flatten((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            others = tuple(None if isinstance(leaf, Tensor) else _NONE if leaf is None else leaf for leaf in leaves)
+            made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+            types = tuple(tensor.dtype for tensor in tensors)
+            number = next(_counter)
+            own[number] = Site(module, spec, others, types, tuple((t.shape, t.dtype, t.device) for t in made))
+            _sites[number] = own[number]
+            results = iter(torch.ops.pathcond.opaque(tensors, number))
+            return tree_map(lambda leaf: next(results) if isinstance(leaf, Tensor) else leaf, returned)
+
+        return forward
+
+    try:
+        for module in recording.returned:
+            module.forward = stub(module)  # type: ignore[method-assign]
+        yield own
+    finally:
+        for module, forward in saved:
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward  # type: ignore[method-assign]
+        for number in own:
+            _sites.pop(number, None)
+
+
+def _with_sites(graph: Graph, sites: dict[int, Site]) -> Graph:
+    """The graph with every call of an opaque module bound to the module itself."""
+
+    def bound(node: Node) -> Node:
+        if node.op != "pathcond::opaque":
+            return node
+        site = sites[node.args[1]]
+        return replace(node, op="opaque", target=site, args=(node.args[0],), kwargs={}, line="")
+
+    return _rebuilt(graph, bound)
+
+
+def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
+    """The graph of a module with the names that its parameters and modules have in the model around it.
+
+    Args:
+        graph: Of the module.
+        prefix: The module's qualified name.
+        names: {name in the module: name in the model}.
+    """
+
+    def moved(node: Node) -> Node:
+        name = names.get(node.name, node.name) if node.op in ("parameter", "buffer") else node.name
+        return replace(node, name=name, module=".".join(part for part in (prefix, node.module) if part))
+
+    return _rebuilt(graph, moved)
+
+
+def _rebuilt(graph: Graph, change: Any) -> Graph:
+    made: dict[Node, Node] = {}
+
+    def swapped(tree: Any) -> Any:
+        return tree_map(lambda leaf: made.get(leaf, leaf) if isinstance(leaf, Node) else leaf, tree)
+
+    for node in graph.nodes:
+        made[node] = change(replace(node, args=swapped(node.args), kwargs=swapped(node.kwargs)))
+    return replace(
+        graph, nodes=tuple(made.values()), outputs=tuple(swapped(list(graph.outputs))), returned=tuple(swapped(list(graph.returned)))
+    )
+
+
+def _children(model: nn.Module, recordings: Sequence[Recording]) -> tuple[tuple[Child, ...], dict[str, str]]:
+    """What opaque modules call, and all that must stay as it is."""
+    names = _names(model)
+    paths = {module: name for name, module in model.named_modules()}
+    calls: dict[nn.Module, list[Call]] = {}
+    frozen: dict[str, str] = {}
+    for recording in recordings:
+        for module, of_module in recording.calls.items():
+            calls.setdefault(module, []).extend(of_module)
+        frozen |= {names[tensor]: reason for tensor, reason in recording.reads.items() if tensor in names}
+    children = []
+    reached: set[nn.Module] = set()
+    for module, of_module in calls.items():
+        inputs = _kinds(module, of_module)
+        if inputs:
+            reached.update(module.modules())
+            children.append(Child(name=paths[module], module=module, inputs=inputs))
+    opaque = {module for recording in recordings for module in recording.opaque}
+    for module in {inner for outer in opaque for inner in outer.modules()}:
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        kind = type(module).__name__
+        if module in opaque:
+            reason = f"belongs to {kind}, whose control flow depends on the data, and is not read through a module that it calls"
+        elif module not in reached:
+            reason = "belongs to a module that the example never reaches: give a batch that does"
+        else:
+            continue
+        for tensor in own:
+            frozen.setdefault(names[id(tensor)], reason)
+    return tuple(children), frozen
+
+
+def _kinds(module: nn.Module, calls: Sequence[Call]) -> tuple[Any, ...]:
+    """Example inputs for each way in which a module is called: the largest of those that differ in sizes alone.
+
+    Empty if there is no such way, or too many of them.
+    """
+    kinds: dict[Any, Call] = {}
+    for call in calls:
+        if not call.numel:
+            continue
+        largest = kinds.get(call.kind)
+        if largest is None or call.numel > largest.numel:
+            kinds[call.kind] = call
+    inputs = [_as_inputs(module, call) for call in kinds.values()]
+    return () if len(inputs) > MAX_KINDS or any(each is None for each in inputs) else tuple(inputs)
+
+
+def _as_inputs(module: nn.Module, call: Call) -> Any:
+    """A call as a tuple of positional or a dict of keyword inputs; None if it is neither."""
+    if not call.kwargs:
+        return call.args
+    try:
+        bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+    except (TypeError, ValueError):
+        return None
+    if bound.args and any(name not in bound.arguments for name in call.kwargs):
+        return None
+    by_name = dict(bound.arguments)
+    kinds = inspect.signature(module.forward).parameters
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return by_name if all(kinds[name].kind in plain for name in by_name) else None
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    """{id of a parameter or buffer: its first name}."""
+    first = canonical_names(model)
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {id(tensor): first[name] for name, tensor in tensors}
+
+
+def names_inside(model: nn.Module, module: nn.Module) -> dict[str, str]:
+    """{name of a parameter or buffer in a module: its first name in the model}."""
+    names = _names(unwrap(model))
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: names[id(tensor)] for name, tensor in tensors}
