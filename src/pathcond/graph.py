@@ -101,12 +101,14 @@ class Graph:
         outputs: Everything the model returns, flattened, and the buffers that forward updates.
         returned: What the model returns alone.
         training: Mode in which the model was captured.
+        outlet: What becomes of the outputs, in words that follow "this unit".
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[Any, ...]
     returned: tuple[Any, ...]
     training: bool
+    outlet: str = "is an output of the model"
 
 
 def wrapped(model: nn.Module) -> Iterator[nn.Module]:

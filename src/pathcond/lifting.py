@@ -35,7 +35,7 @@ from .energies import PathSum
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .errors import EnergyRangeError, UnsupportedModelError
 from .graph import Graph, Node, as_call, canonical_names, untouched, unwrap
-from .opaque import Child, capture_all, names_inside, relocated
+from .opaque import Child, capture_all, children_on, names_inside, relocated
 from .outputs import split_samples
 from .ranks import Ranks
 from .sharding import gathered, is_sharded, local, sharded_like
@@ -145,14 +145,14 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
         return example_inputs
     model = unwrap(model)
     samples = split_samples(model, example_inputs)
-    captured = capture_all(model, samples[0], modes=(False,))[0]
-    if captured.children and len(samples) > 1:  # one sample does not reach all that the batch does
-        captured = replace(captured, children=capture_all(model, example_inputs, modes=(False,))[0].children)
+    captured = capture_all(model, samples[0], modes=(False,), inside=False)[0]
+    # One sample does not reach all that the batch does.
+    children = children_on(model, example_inputs, captured) if captured.opaque else ()
     _refuse_written_parameters(captured.graph)
     return Sample(
         graph=captured.graph,
         inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples),
-        parts=tuple(part for child in captured.children for part in _parts(model, child)),
+        parts=tuple(part for child in children for part in _parts(model, child)),
     )
 
 

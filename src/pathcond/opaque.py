@@ -20,6 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 
 from .errors import UnsupportedModelError
 from .graph import Graph, Node, canonical_names, capture, unwrap
+from .reaching import code_of, may_reach_into
 from .recording import Call, Recording, record
 
 # More ways to call one module than this are not captured: the module is left alone.
@@ -97,37 +98,46 @@ class Captured:
     Attributes:
         graph: All that could be followed; an opaque module is one call in it.
         parts: The graphs of what opaque modules call, with the model's names.
-        children: What opaque modules call.
+        opaque: The modules that cannot be followed.
+        children: What they call.
         frozen: Parameters and buffers that must stay as they are, and why.
     """
 
     graph: Graph
     parts: tuple[Graph, ...] = ()
+    opaque: tuple[nn.Module, ...] = ()
     children: tuple[Child, ...] = ()
     frozen: dict[str, str] = field(default_factory=dict)
 
 
-def capture_all(model: nn.Module, example_inputs: Any, *, modes: Sequence[bool] = (False, True)) -> list[Captured]:
+def capture_all(
+    model: nn.Module, example_inputs: Any, *, modes: Sequence[bool] = (False, True), inside: bool = True
+) -> list[Captured]:
     """Capture a model in each mode, around and inside what cannot be followed.
 
     Args:
         model: Any module; wrappers are removed.
         example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs.
         modes: True for train mode.
+        inside: Whether to capture what opaque modules call.
 
     Raises:
         UnsupportedModelError: Nothing of the model can be followed.
     """
     model = unwrap(model)
-    found = [_around(model, example_inputs, training) for training in modes]
+    found: list[tuple[Graph, Recording | None]] = []
+    for training in modes:
+        known = next((recording for _, recording in found if recording is not None), None)
+        found.append(_around(model, example_inputs, training, known))
     if all(recording is None for _, recording in found):
         return [Captured(graph=graph) for graph, _ in found]
     recordings = [recording for _, recording in found if recording is not None]
     children, frozen = _children(model, recordings)
+    opaque = tuple(dict.fromkeys(module for recording in recordings for module in recording.opaque))
     captured = []
     for (graph, _), training in zip(found, modes, strict=True):
         parts: list[Graph] = []
-        for child in children:
+        for child in children if inside else ():
             try:
                 inner = [capture_all(child.module, inputs, modes=(training,))[0] for inputs in child.inputs]
             except UnsupportedModelError as error:
@@ -136,23 +146,44 @@ def capture_all(model: nn.Module, example_inputs: Any, *, modes: Sequence[bool] 
             own = names_inside(model, child.module)
             parts += [relocated(part, child.name, own) for each in inner for part in (each.graph, *each.parts)]
             frozen |= {own[name]: reason for each in inner for name, reason in each.frozen.items()}
-        captured.append(Captured(graph=graph, parts=tuple(parts), children=children))
-    if not any(graph.nodes for each in captured for graph in (each.graph, *each.parts)):
+        captured.append(Captured(graph=graph, parts=tuple(parts), opaque=opaque, children=children))
+    if inside and not any(graph.nodes for each in captured for graph in (each.graph, *each.parts)):
         raise next(recording.error for recording in recordings)
     return [replace(each, frozen=frozen) for each in captured]
 
 
-def _around(model: nn.Module, example_inputs: Any, training: bool) -> tuple[Graph, Recording | None]:
-    """The graph around all opaque modules; and what was recorded, if there are any."""
-    try:
-        return capture(model, example_inputs, training=training), None
-    except UnsupportedModelError as error:
-        first = error
-    opaque: list[nn.Module] = []
-    suspects = _culprits(model, example_inputs, training, opaque, None) or [model]
-    for _ in range(MAX_ATTEMPTS):
-        culprit = next((module for module in suspects if module not in opaque), model)
-        opaque += [module for module in model.modules() if type(module) is type(culprit) and module not in opaque]
+def children_on(model: nn.Module, example_inputs: Any, captured: Captured) -> tuple[Child, ...]:
+    """What opaque modules call in eval mode on other inputs than those that the model was captured with."""
+    model = unwrap(model)
+    error = UnsupportedModelError(f"{type(model).__name__} cannot be run on the example batch")
+    return _children(model, [record(model, example_inputs, captured.opaque, training=False, error=error)])[0]
+
+
+def _around(
+    model: nn.Module, example_inputs: Any, training: bool, known: Recording | None
+) -> tuple[Graph, Recording | None]:
+    """The graph around all opaque modules; and what was recorded, if there are any.
+
+    Args:
+        model, example_inputs, training: As in ``capture``.
+        known: Of another mode, where opaque modules have been found already.
+    """
+    opaque: list[nn.Module] = list(known.opaque) if known is not None else []
+    if known is not None:
+        first = known.error
+        suspects: list[nn.Module] = list(known.opaque)
+    else:
+        try:
+            return capture(model, example_inputs, training=training), None
+        except UnsupportedModelError as error:
+            first = error
+        suspects = _culprits(model, example_inputs, training, None)
+        if not suspects:
+            raise first
+    for attempt in range(MAX_ATTEMPTS):
+        if attempt or known is None:
+            culprit = next((module for module in suspects if module not in opaque), model)
+            opaque += [module for module in _written_alike(model, culprit) if module not in opaque]
         try:
             recording = record(model, example_inputs, opaque, training=training, error=first)
         except Exception:  # the model does not run on the example either
@@ -167,8 +198,19 @@ def _around(model: nn.Module, example_inputs: Any, training: bool) -> tuple[Grap
                 graph = capture(model, example_inputs, training=training)
             return _with_sites(graph, sites), recording
         except UnsupportedModelError:
-            suspects = _culprits(model, example_inputs, training, opaque, recording) or [model]
+            suspects = _culprits(model, example_inputs, training, recording) or [model]
     raise first
+
+
+def _written_alike(model: nn.Module, culprit: nn.Module) -> list[nn.Module]:
+    """A module that cannot be followed, and all others with the same code; containers of torch have none of their own."""
+    if culprit is model or type(culprit).__module__.startswith("torch."):
+        return [culprit]
+    return [module for module in model.modules() if type(module) is type(culprit)]
+
+
+class _UnknownShapeError(RuntimeError):
+    """The shape of a tensor depends on the data."""
 
 
 class _RaisesAtUnknownShapes(TorchFunctionMode):
@@ -178,7 +220,7 @@ class _RaisesAtUnknownShapes(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and not all(isinstance(size, int) for size in leaf.shape) and not _inside_torch():
-                raise RuntimeError(f"the shape of what {getattr(func, '__name__', func)} returns depends on the data")
+                raise _UnknownShapeError(f"the shape of what {getattr(func, '__name__', func)} returns depends on the data")
         return result
 
 
@@ -192,9 +234,7 @@ def _inside_torch() -> bool:
     return False
 
 
-def _culprits(
-    model: nn.Module, example_inputs: Any, training: bool, opaque: list[nn.Module], recording: Recording | None
-) -> list[nn.Module]:
+def _culprits(model: nn.Module, example_inputs: Any, training: bool, recording: Recording | None) -> list[nn.Module]:
     """The modules whose code was at work when the capture failed, the innermost first."""
     with ExitStack() as stack:
         if recording is not None:
@@ -203,16 +243,30 @@ def _culprits(
         try:
             capture(model, example_inputs, training=training)
         except UnsupportedModelError as error:
-            return _modules_at_work(error, set(model.modules()))
+            chain = _chain(error)
+            return _modules_at_work(chain, set(model.modules())) if any(_is_about_data(e) for e in chain) else []
     return []
 
 
-def _modules_at_work(error: BaseException, modules: set[nn.Module]) -> list[nn.Module]:
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and all that led to it."""
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in chain:
         chain.append(current)
         current = current.__cause__ or current.__context__
+    return chain
+
+
+def _is_about_data(error: BaseException) -> bool:
+    """Whether an exception says that control flow or a shape depends on the values of tensors."""
+    if isinstance(error, UnsupportedModelError):  # whose advice speaks of it whatever the cause
+        return "depends on the data" in str(error).split("\n")[0]
+    words = f"{type(error).__name__} {error}".lower()
+    return any(word in words for word in ("datadependent", "data-dependent", "data dependent", "depends on the data", "dynamic control flow"))
+
+
+def _modules_at_work(chain: Sequence[BaseException], modules: set[nn.Module]) -> list[nn.Module]:
     for exception in reversed(chain):
         found: list[nn.Module] = []
         trace = exception.__traceback__
@@ -296,7 +350,7 @@ def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
         name = names.get(node.name, node.name) if node.op in ("parameter", "buffer") else node.name
         return replace(node, name=name, module=".".join(part for part in (prefix, node.module) if part))
 
-    return _rebuilt(graph, moved)
+    return replace(_rebuilt(graph, moved), outlet="is returned to a module whose control flow depends on the data")
 
 
 def _rebuilt(graph: Graph, change: Any) -> Graph:
@@ -329,8 +383,11 @@ def _children(model: nn.Module, recordings: Sequence[Recording]) -> tuple[tuple[
         if inputs:
             reached.update(module.modules())
             children.append(Child(name=paths[module], module=module, inputs=inputs))
-    opaque = {module for recording in recordings for module in recording.opaque}
-    for module in {inner for outer in opaque for inner in outer.modules()}:
+            if _may_be_reached_into(module, paths[module], recordings):
+                reason = "belongs to a module that is called by code which may, on other inputs, read or call its parts"
+                frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
+    opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
+    for module in dict.fromkeys(inner for outer in opaque for inner in outer.modules()):
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         kind = type(module).__name__
         if module in opaque:
@@ -342,6 +399,14 @@ def _children(model: nn.Module, recordings: Sequence[Recording]) -> tuple[tuple[
         for tensor in own:
             frozen.setdefault(names[id(tensor)], reason)
     return tuple(children), frozen
+
+
+def _may_be_reached_into(child: nn.Module, path: str, recordings: Sequence[Recording]) -> bool:
+    return any(
+        may_reach_into(child, path.rpartition(".")[2], code_of(caller, recording.executed.get(caller, ())))
+        for recording in recordings
+        for caller in dict.fromkeys(recording.callers.get(child, ()))
+    )
 
 
 def _kinds(module: nn.Module, calls: Sequence[Call]) -> tuple[Any, ...]:

@@ -67,7 +67,7 @@ class Propagation(Scales):
         self.node = Node(name="output", op="output")
         for output in tree_leaves(graph.outputs):
             if isinstance(output, Node):
-                self.pin(self.values[output], "is an output of the model")
+                self.pin(self.values[output], graph.outlet)
                 self.read_buffers.update({output.name} if output.op == "buffer" else ())
         for name in self.read_buffers & self.scalings.keys():
             self._freeze(name, "is read as a plain tensor too")

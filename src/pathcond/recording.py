@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -45,6 +47,8 @@ class Recording:
         error: Why.
         calls: Calls of other modules, made by opaque ones.
         returned: What the outermost opaque modules returned, call by call.
+        callers: For each of them, the opaque modules that call it.
+        executed: For each opaque module, the code that ran on its behalf.
         reads: {id of a parameter or buffer that an opaque module reads itself: why it must stay as it is}.
         entangled: Callers of opaque modules that write into their inputs or return them: these are opaque too.
     """
@@ -53,6 +57,8 @@ class Recording:
     error: UnsupportedModelError
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
     returned: dict[nn.Module, list[Any]] = field(default_factory=dict)
+    callers: dict[nn.Module, list[nn.Module]] = field(default_factory=dict)
+    executed: dict[nn.Module, set[CodeType]] = field(default_factory=dict)
     reads: dict[int, str] = field(default_factory=dict)
     entangled: list[nn.Module] = field(default_factory=list)
 
@@ -70,7 +76,13 @@ def record(
     owners = {tensor.untyped_storage().data_ptr(): id(tensor) for tensor in known if tensor.numel() and not tensor.is_meta}
     owners |= {copy.untyped_storage().data_ptr(): id(originals[name]) for name, copy in copies.items() if copy.numel()}
     watch = _Watch(recording, owners)
-    with untouched(model, training=training), replaced(model, copies), torch.no_grad(), watch.hooked(model), watch:
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model, training=training))
+        stack.enter_context(replaced(model, copies))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(watch.hooked(model))
+        stack.enter_context(watch)
+        stack.enter_context(watch.profiled())
         model(*args, **kwargs)
     return recording
 
@@ -110,6 +122,22 @@ class _Watch(TorchDispatchMode):
                 stack.callback(after.remove)
             yield
 
+    @contextmanager
+    def profiled(self) -> Iterator[None]:
+        """Note the code that opaque modules execute themselves, for the time of the body."""
+        before = sys.getprofile()
+
+        def profile(frame: FrameType, event: str, argument: Any) -> None:
+            if event == "call" and self.stack and self.stack[-1] in self.opaque:
+                if not frame.f_globals.get("__name__", "").startswith(("torch.", __name__)):
+                    self.recording.executed.setdefault(self.stack[-1], set()).add(frame.f_code)
+
+        sys.setprofile(profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         called_by_opaque = bool(self.stack) and self.stack[-1] in self.opaque
         if called_by_opaque:
@@ -120,6 +148,7 @@ class _Watch(TorchDispatchMode):
         if called_by_opaque and module not in self.opaque:
             copies = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
             self.recording.calls.setdefault(module, []).append(Call(*copies))
+            self.recording.callers.setdefault(module, []).append(self.stack[-2])
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self.stack or self.stack[-1] is not module:  # a hook of the user's raised before ours ran
