@@ -27,6 +27,7 @@ from .recording import Call, Recording, record
 MAX_KINDS = 4
 # Attempts to find the modules that cannot be followed.
 MAX_ATTEMPTS = 64
+TAG = "_pathcond_number"
 _counter = itertools.count()
 
 
@@ -239,13 +240,27 @@ def _culprits(model: nn.Module, example_inputs: Any, training: bool, recording: 
     with ExitStack() as stack:
         if recording is not None:
             stack.enter_context(_stubs(recording))
+        modules = stack.enter_context(_tagged(model))
         stack.enter_context(_RaisesAtUnknownShapes())
         try:
             capture(model, example_inputs, training=training)
         except UnsupportedModelError as error:
             chain = _chain(error)
-            return _modules_at_work(chain, set(model.modules())) if any(_is_about_data(e) for e in chain) else []
+            return _modules_at_work(chain, modules) if any(_is_about_data(e) for e in chain) else []
     return []
+
+
+@contextmanager
+def _tagged(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Number all modules, for the time of the body: of a model with shared modules torch.export runs copies."""
+    modules = list(model.modules())
+    try:
+        for number, module in enumerate(modules):
+            vars(module)[TAG] = number
+        yield modules
+    finally:
+        for module in modules:
+            vars(module).pop(TAG, None)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -266,14 +281,15 @@ def _is_about_data(error: BaseException) -> bool:
     return any(word in words for word in ("datadependent", "data-dependent", "data dependent", "depends on the data", "dynamic control flow"))
 
 
-def _modules_at_work(chain: Sequence[BaseException], modules: set[nn.Module]) -> list[nn.Module]:
+def _modules_at_work(chain: Sequence[BaseException], modules: Sequence[nn.Module]) -> list[nn.Module]:
     for exception in reversed(chain):
         found: list[nn.Module] = []
         trace = exception.__traceback__
         while trace is not None:
             owner = trace.tb_frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and owner in modules and _has_forward(owner):
-                found.append(owner)
+            number = vars(owner).get(TAG) if isinstance(owner, nn.Module) else None
+            if number is not None and _has_forward(modules[number]):
+                found.append(modules[number])
             trace = trace.tb_next
         if found:
             return list(dict.fromkeys(reversed(found)))
@@ -388,15 +404,15 @@ def _children(model: nn.Module, recordings: Sequence[Recording]) -> tuple[tuple[
                 frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
     opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
     for module in dict.fromkeys(inner for outer in opaque for inner in outer.modules()):
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if module in reached and module not in opaque:
+            continue
+        # What is never reached may share its parts with what is; a ModuleList cannot be reached at all.
+        everything = module not in opaque and _has_forward(module)
         kind = type(module).__name__
+        reason = "belongs to a module that the example never reaches: give a batch that does"
         if module in opaque:
             reason = f"belongs to {kind}, whose control flow depends on the data, and is not read through a module that it calls"
-        elif module not in reached:
-            reason = "belongs to a module that the example never reaches: give a batch that does"
-        else:
-            continue
-        for tensor in own:
+        for tensor in [*module.parameters(recurse=everything), *module.buffers(recurse=everything)]:
             frozen.setdefault(names[id(tensor)], reason)
     return tuple(children), frozen
 

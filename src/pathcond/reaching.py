@@ -51,7 +51,7 @@ def may_reach_into(child: nn.Module, attribute: str, codes: Iterable[CodeType]) 
     inside |= {name.rpartition(".")[2] for name, part in child.named_modules() if name and any(True for _ in part.parameters())}
     if mentioned & (MASTER_KEYS | {name for name in inside if not name.isdigit()}):
         return True
-    return any(name.isdigit() for name in inside) and any(_looks_up(code, attribute) for code in codes)
+    return any(name.isdigit() for name in inside) and _looks_up(codes, attribute)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -63,30 +63,60 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _looks_up(code: CodeType, attribute: str) -> bool:
+def _looks_up(codes: Iterable[CodeType], attribute: str) -> bool:
     """Whether code may index or iterate a module; True if its source cannot be read."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, TypeError, SyntaxError):
-        return True
-    return _LookUps(code.co_varnames[0] if code.co_argcount else "", attribute).found_in(tree)
+    functions: dict[str, _LookUps] = {}
+    for code in codes:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        except (OSError, TypeError, SyntaxError):
+            return True
+        known = functions.get(code.co_name)
+        if known is None:
+            functions[code.co_name] = _LookUps(code.co_varnames[: code.co_argcount], attribute, [*ast.walk(tree)], functions)
+        else:  # two functions of one name: what is handed to one may be handed to the other
+            known.nodes += ast.walk(tree)
+            known.held.update(code.co_varnames[: min(1, code.co_argcount)])
+    before = -1
+    while (held := sum(len(function.held) for function in functions.values())) > before:
+        before = held
+        for function in functions.values():
+            function.follow()
+    return any(function.looks_below(node) for function in functions.values() for node in function.nodes)
 
 
 class _LookUps:
     """Follows which names of a function may hold modules, or containers of modules."""
 
-    def __init__(self, root: str, attribute: str) -> None:
-        self.root, self.attribute = root, attribute
-        self.held = {root}
+    def __init__(
+        self, arguments: tuple[str, ...], attribute: str, nodes: list[ast.AST], functions: dict[str, _LookUps]
+    ) -> None:
+        self.arguments, self.attribute, self.nodes, self.functions = arguments, attribute, nodes, functions
+        self.root = arguments[0] if arguments else ""
+        self.held = {self.root}
 
-    def found_in(self, tree: ast.AST) -> bool:
-        nodes = list(ast.walk(tree))
-        before = 0
-        while len(self.held) > before:
-            before = len(self.held)
-            for node in nodes:
-                self._bind(node)
-        return any(self._looks_below(node) for node in nodes)
+    def follow(self) -> None:
+        """Pass on what is known so far, to names and to the arguments of functions that are known."""
+        for node in self.nodes:
+            self._bind(node)
+            called = self._called(node)
+            if called is not None:
+                method = isinstance(node.func, ast.Attribute)  # type: ignore[attr-defined]
+                names = called.arguments[1:] if method else called.arguments
+                held = [name for name, part in zip(names, node.args, strict=False) if self._holds(part)]  # type: ignore[attr-defined]
+                called.held.update(held)
+
+    def _called(self, node: ast.AST) -> _LookUps | None:
+        """The function of the same module that a call goes to, if it is known and given arguments by place."""
+        if not isinstance(node, ast.Call) or node.keywords or any(isinstance(part, ast.Starred) for part in node.args):
+            return None
+        if isinstance(node.func, ast.Attribute) and self._is(node.func.value, self.root):
+            return self.functions.get(node.func.attr)
+        return self.functions.get(node.func.id) if isinstance(node.func, ast.Name) else None
+
+    @staticmethod
+    def _is(node: ast.AST, name: str) -> bool:
+        return isinstance(node, ast.Name) and node.id == name
 
     def _bind(self, node: ast.AST) -> None:
         """Names that are given something that may hold modules."""
@@ -116,16 +146,21 @@ class _LookUps:
             return any(self._holds(part) for part in ast.iter_child_nodes(node))
         return False
 
-    def _looks_below(self, node: ast.AST) -> bool:
+    def looks_below(self, node: ast.AST) -> bool:
+        """Whether an expression looks up or iterates what may be a module, or hands one to unknown code."""
         if isinstance(node, ast.Subscript):
             return self._holds(node.value) and not self._is_container(node.value)
         if isinstance(node, (ast.For, ast.comprehension)):
             return any(self._holds(part) and not self._is_container(part) for part in self._iterated(node.iter))
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and self._called(node) is None:
             known = isinstance(node.func, ast.Name) and node.func.id in PASSES_ON | HARMLESS
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            return not known and any(self._holds(part) and not isinstance(part, ast.Attribute) for part in given)
+            return not known and any(self._holds(part) and not self._may_be_passed(part) for part in given)
         return False
+
+    def _may_be_passed(self, node: ast.AST) -> bool:
+        """``self`` and its own attributes may be passed on: functions that are executed are read too."""
+        return self._is(node, self.root) or self._is_container(node)
 
     def _iterated(self, node: ast.AST) -> list[ast.AST]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PASSES_ON:
