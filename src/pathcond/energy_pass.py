@@ -191,8 +191,8 @@ class EnergyPass(Energies):
         if result is FREEZE:
             return self._end(node, f"reaches {node.op}", operands)
         if isinstance(result, Apart):
-            made = Edges if result.edges else PathSum
-            return Alternatives(tuple(self._wrapped(node, part, made, operands) for part in result.powers), result.index)
+            kind = Edges if result.edges else PathSum
+            return Alternatives(tuple(self._wrapped(node, part, kind, operands) for part in result.powers), result.index)
         if isinstance(result, (list, tuple)):
             return [Frozen(node) if part is FREEZE else self._wrapped(node, part, kind, operands) for part in result]
         if not isinstance(result, Tensor):
@@ -273,7 +273,8 @@ class EnergyPass(Energies):
         before = {member: self._value(member) for member in members}
         given = [a for a in [result, *tree_leaves(list(before.values()))] if isinstance(a, Alternatives)]
         if not given:
-            return self._write(node, result)
+            self._write(node, result)
+            return
         changed: dict[Node, list[Any]] = {member: [] for member in members}
         for i in range(len(given[0].parts)):
             self.values |= {member: tree_map(partial(_alternative, at=i), value) for member, value in before.items()}

@@ -241,7 +241,9 @@ def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
             lifted.total.backward()
         on = {name for name, g in received.items() if bool(g.any())}
         # What one graph says of a parameter that another one has on a path does not count.
-        seen = {node.name for node in part.graph.nodes if node.op == "parameter"} | (walk.trainable.keys() if part is sample else set())
+        seen = {node.name for node in part.graph.nodes if node.op == "parameter"} | (
+            walk.trainable.keys() if part is sample else set()
+        )
         off |= {name: _reason(name, part.graph, lifted) for name in walk.trainable if name in seen and name not in on}
         off = {name: reason for name, reason in off.items() if name not in on}
     return off

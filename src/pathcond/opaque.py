@@ -7,74 +7,23 @@ calls are captured on their own, on what the example feeds them, and may be resc
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch import nn
 
+from .culprits import culprits, has_forward
 from .errors import UnsupportedModelError
 from .graph import Graph, Node, canonical_names, capture, unwrap
 from .reaching import code_of, may_reach_into
 from .recording import Call, Recording, record
+from .stubs import rebuilt, stubs, with_sites
 
 # More ways to call one module than this are not captured: the module is left alone.
 MAX_KINDS = 4
 # Attempts to find the modules that cannot be followed.
 MAX_ATTEMPTS = 64
-TAG = "_pathcond_number"
-_counter = itertools.count()
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """One call of an opaque module: the target of its node in the graph around it.
-
-    Attributes:
-        module: The module.
-        spec: How its tensors and other arguments nest.
-        arguments: All leaves of its arguments; None in place of tensors.
-        types: Of the tensors that it is given.
-        outputs: (shape, type, device) of the tensors that it returns.
-    """
-
-    module: nn.Module
-    spec: TreeSpec
-    arguments: tuple[Any, ...]
-    types: tuple[torch.dtype, ...]
-    outputs: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
-
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What the module returns, in its own precision."""
-        given = iter([tensor.to(dtype) for tensor, dtype in zip(tensors, self.types, strict=True)])
-        leaves = [next(given).clone() if argument is None else argument for argument in self.arguments]
-        args, kwargs = tree_unflatten([None if leaf is _NONE else leaf for leaf in leaves], self.spec)
-        modes = {module: module.training for module in self.module.modules()}
-        try:
-            self.module.eval()
-            return [leaf for leaf in tree_leaves(self.module(*args, **kwargs)) if isinstance(leaf, Tensor)]
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
-
-
-_NONE = object()  # an argument that is None
-_sites: dict[int, Site] = {}  # while a model is captured, and no longer
-
-
-@torch.library.custom_op("pathcond::opaque", mutates_args=(), schema="(Tensor[] tensors, int site) -> Tensor[]")
-def _opaque(tensors: list[Tensor], site: int) -> list[Tensor]:
-    return _sites[site](tensors)
-
-
-@_opaque.register_fake
-def _(tensors: list[Tensor], site: int) -> list[Tensor]:
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in _sites[site].outputs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +61,11 @@ class Captured:
 
 
 def capture_all(
-    model: nn.Module, example_inputs: Any, *, modes: Sequence[bool] = (False, True), inside: bool = True
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    modes: Sequence[bool] = (False, True),
+    inside: bool = True,
 ) -> list[Captured]:
     """Capture a model in each mode, around and inside what cannot be followed.
 
@@ -142,7 +95,10 @@ def capture_all(
             try:
                 inner = [capture_all(child.module, inputs, modes=(training,))[0] for inputs in child.inputs]
             except UnsupportedModelError as error:
-                frozen |= dict.fromkeys(names_inside(model, child.module).values(), f"belongs to a module that cannot be captured: {error}")
+                frozen |= dict.fromkeys(
+                    names_inside(model, child.module).values(),
+                    f"belongs to a module that cannot be captured: {error}",
+                )
                 continue
             own = names_inside(model, child.module)
             parts += [relocated(part, child.name, own) for each in inner for part in (each.graph, *each.parts)]
@@ -160,9 +116,7 @@ def children_on(model: nn.Module, example_inputs: Any, captured: Captured) -> tu
     return _children(model, [record(model, example_inputs, captured.opaque, training=False, error=error)])[0]
 
 
-def _around(
-    model: nn.Module, example_inputs: Any, training: bool, known: Recording | None
-) -> tuple[Graph, Recording | None]:
+def _around(model: nn.Module, example_inputs: Any, training: bool, known: Recording | None) -> tuple[Graph, Recording | None]:
     """The graph around all opaque modules; and what was recorded, if there are any.
 
     Args:
@@ -178,7 +132,7 @@ def _around(
             return capture(model, example_inputs, training=training), None
         except UnsupportedModelError as error:
             first = error
-        suspects = _culprits(model, example_inputs, training, None)
+        suspects = culprits(model, example_inputs, training, None)
         if not suspects:
             raise first
     for attempt in range(MAX_ATTEMPTS):
@@ -195,11 +149,11 @@ def _around(
         if recording.entangled:
             continue
         try:
-            with _stubs(recording) as sites:
+            with stubs(recording) as sites:
                 graph = capture(model, example_inputs, training=training)
-            return _with_sites(graph, sites), recording
+            return with_sites(graph, sites), recording
         except UnsupportedModelError:
-            suspects = _culprits(model, example_inputs, training, recording) or [model]
+            suspects = culprits(model, example_inputs, training, recording) or [model]
     raise first
 
 
@@ -208,149 +162,6 @@ def _written_alike(model: nn.Module, culprit: nn.Module) -> list[nn.Module]:
     if culprit is model or type(culprit).__module__.startswith("torch."):
         return [culprit]
     return [module for module in model.modules() if type(module) is type(culprit)]
-
-
-class _UnknownShapeError(RuntimeError):
-    """The shape of a tensor depends on the data."""
-
-
-class _RaisesAtUnknownShapes(TorchFunctionMode):
-    """Stops where a tensor's shape first depends on the data: later failures show up in the wrong module."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and not all(isinstance(size, int) for size in leaf.shape) and not _inside_torch():
-                raise _UnknownShapeError(f"the shape of what {getattr(func, '__name__', func)} returns depends on the data")
-        return result
-
-
-def _inside_torch() -> bool:
-    """Whether the call at hand was made by torch for its own purposes, while it computes a fake tensor."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch", __name__)):
-        if "_subclasses" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _culprits(model: nn.Module, example_inputs: Any, training: bool, recording: Recording | None) -> list[nn.Module]:
-    """The modules whose code was at work when the capture failed, the innermost first."""
-    with ExitStack() as stack:
-        if recording is not None:
-            stack.enter_context(_stubs(recording))
-        modules = stack.enter_context(_tagged(model))
-        stack.enter_context(_RaisesAtUnknownShapes())
-        try:
-            capture(model, example_inputs, training=training)
-        except UnsupportedModelError as error:
-            chain = _chain(error)
-            return _modules_at_work(chain, modules) if any(_is_about_data(e) for e in chain) else []
-    return []
-
-
-@contextmanager
-def _tagged(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Number all modules, for the time of the body: of a model with shared modules torch.export runs copies."""
-    modules = list(model.modules())
-    try:
-        for number, module in enumerate(modules):
-            vars(module)[TAG] = number
-        yield modules
-    finally:
-        for module in modules:
-            vars(module).pop(TAG, None)
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """An exception and all that led to it."""
-    chain: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in chain:
-        chain.append(current)
-        current = current.__cause__ or current.__context__
-    return chain
-
-
-def _is_about_data(error: BaseException) -> bool:
-    """Whether an exception says that control flow or a shape depends on the values of tensors."""
-    if isinstance(error, UnsupportedModelError):  # whose advice speaks of it whatever the cause
-        return "depends on the data" in str(error).split("\n")[0]
-    words = f"{type(error).__name__} {error}".lower()
-    return any(word in words for word in ("datadependent", "data-dependent", "data dependent", "depends on the data", "dynamic control flow"))
-
-
-def _modules_at_work(chain: Sequence[BaseException], modules: Sequence[nn.Module]) -> list[nn.Module]:
-    for exception in reversed(chain):
-        found: list[nn.Module] = []
-        trace = exception.__traceback__
-        while trace is not None:
-            owner = trace.tb_frame.f_locals.get("self")
-            number = vars(owner).get(TAG) if isinstance(owner, nn.Module) else None
-            if number is not None and _has_forward(modules[number]):
-                found.append(modules[number])
-            trace = trace.tb_next
-        if found:
-            return list(dict.fromkeys(reversed(found)))
-    return []
-
-
-def _has_forward(module: nn.Module) -> bool:
-    """Whether a module can be called at all; a ModuleList cannot."""
-    return type(module).forward is not nn.Module.forward
-
-
-@contextmanager
-def _stubs(recording: Recording) -> Iterator[dict[int, Site]]:
-    """Opaque modules return tensors like the recorded ones, by one call that no rule knows."""
-    own: dict[int, Site] = {}
-    saved = [(module, vars(module).get("forward")) for module in recording.returned]
-
-    def stub(module: nn.Module) -> Any:
-        outputs = iter(recording.returned[module])
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            returned = next(outputs, None)
-            if returned is None:
-                raise UnsupportedModelError(f"{type(module).__name__} is called more often while it is captured than on real values")
-            leaves, spec = tree_flatten((args, kwargs))
-            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            others = tuple(None if isinstance(leaf, Tensor) else _NONE if leaf is None else leaf for leaf in leaves)
-            made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
-            types = tuple(tensor.dtype for tensor in tensors)
-            number = next(_counter)
-            own[number] = Site(module, spec, others, types, tuple((t.shape, t.dtype, t.device) for t in made))
-            _sites[number] = own[number]
-            results = iter(torch.ops.pathcond.opaque(tensors, number))
-            return tree_map(lambda leaf: next(results) if isinstance(leaf, Tensor) else leaf, returned)
-
-        return forward
-
-    try:
-        for module in recording.returned:
-            module.forward = stub(module)  # type: ignore[method-assign]
-        yield own
-    finally:
-        for module, forward in saved:
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward  # type: ignore[method-assign]
-        for number in own:
-            _sites.pop(number, None)
-
-
-def _with_sites(graph: Graph, sites: dict[int, Site]) -> Graph:
-    """The graph with every call of an opaque module bound to the module itself."""
-
-    def bound(node: Node) -> Node:
-        if node.op != "pathcond::opaque":
-            return node
-        site = sites[node.args[1]]
-        return replace(node, op="opaque", target=site, args=(node.args[0],), kwargs={}, line="")
-
-    return _rebuilt(graph, bound)
 
 
 def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
@@ -366,19 +177,9 @@ def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
         name = names.get(node.name, node.name) if node.op in ("parameter", "buffer") else node.name
         return replace(node, name=name, module=".".join(part for part in (prefix, node.module) if part))
 
-    return replace(_rebuilt(graph, moved), outlet="is returned to a module whose control flow depends on the data")
-
-
-def _rebuilt(graph: Graph, change: Any) -> Graph:
-    made: dict[Node, Node] = {}
-
-    def swapped(tree: Any) -> Any:
-        return tree_map(lambda leaf: made.get(leaf, leaf) if isinstance(leaf, Node) else leaf, tree)
-
-    for node in graph.nodes:
-        made[node] = change(replace(node, args=swapped(node.args), kwargs=swapped(node.kwargs)))
     return replace(
-        graph, nodes=tuple(made.values()), outputs=tuple(swapped(list(graph.outputs))), returned=tuple(swapped(list(graph.returned)))
+        rebuilt(graph, moved),
+        outlet="is returned to a module whose control flow depends on the data",
     )
 
 
@@ -407,7 +208,7 @@ def _children(model: nn.Module, recordings: Sequence[Recording]) -> tuple[tuple[
         if module in reached and module not in opaque:
             continue
         # What is never reached may share its parts with what is; a ModuleList cannot be reached at all.
-        everything = module not in opaque and _has_forward(module)
+        everything = module not in opaque and has_forward(module)
         kind = type(module).__name__
         reason = "belongs to a module that the example never reaches: give a batch that does"
         if module in opaque:
@@ -460,12 +261,18 @@ def _as_inputs(module: nn.Module, call: Call) -> Any:
 def _names(model: nn.Module) -> dict[int, str]:
     """{id of a parameter or buffer: its first name}."""
     first = canonical_names(model)
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     return {id(tensor): first[name] for name, tensor in tensors}
 
 
 def names_inside(model: nn.Module, module: nn.Module) -> dict[str, str]:
     """{name of a parameter or buffer in a module: its first name in the model}."""
     names = _names(unwrap(model))
-    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
     return {name: names[id(tensor)] for name, tensor in tensors}

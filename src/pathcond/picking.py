@@ -30,10 +30,10 @@ MAX_PLACES = 1 << 22
 
 # Ops that pass elements on unchanged, each to one place or more.
 MOVES = frozenset(
-    "permute transpose t numpy_T adjoint mT squeeze unsqueeze expand expand_as slice select narrow movedim moveaxis swapaxes "
-    "swapdims split split_with_sizes chunk unbind tensor_split unsafe_split unsafe_chunk broadcast_to hsplit vsplit dsplit "
-    "view reshape _unsafe_view flatten unflatten view_as reshape_as ravel contiguous clone detach alias lift_fresh to "
-    "_to_copy type_as".split()
+    "permute transpose t numpy_T adjoint mT squeeze unsqueeze expand expand_as slice select narrow "
+    "movedim moveaxis swapaxes swapdims split split_with_sizes chunk unbind tensor_split unsafe_split "
+    "unsafe_chunk broadcast_to hsplit vsplit dsplit view reshape _unsafe_view flatten unflatten view_as "
+    "reshape_as ravel contiguous clone detach alias lift_fresh to _to_copy type_as".split()
 )
 RESHAPES = frozenset("view reshape _unsafe_view flatten unflatten view_as reshape_as ravel".split())
 COPIES = frozenset("contiguous clone detach alias lift_fresh to _to_copy type_as".split())
@@ -42,8 +42,9 @@ PASSES = frozenset("relu leaky_relu abs neg dropout positive".split())
 PASSES_APPROXIMATELY = frozenset("gelu silu elu celu selu mish softplus hardswish".split())
 # Ops whose rules speak in products, sums and contractions alone, which know what is picked.
 FOLLOWED = frozenset(
-    "add sub rsub maximum minimum where masked_fill clamp clamp_min clamp_max threshold gt ge lt le eq ne mul multiply div "
-    "divide true_divide square sqrt pow linear matmul mm bmm einsum baddbmm addmm _grouped_mm transformers::grouped_mm_fallback".split()
+    "add sub rsub maximum minimum where masked_fill clamp clamp_min clamp_max threshold gt ge lt le eq "
+    "ne mul multiply div divide true_divide square sqrt pow linear matmul mm bmm einsum baddbmm addmm "
+    "_grouped_mm transformers::grouped_mm_fallback".split()
 )
 # An index is the same flat list of members after these.
 KEEPS_ORDER = frozenset(

@@ -89,9 +89,18 @@ class _LookUps:
     """Follows which names of a function may hold modules, or containers of modules."""
 
     def __init__(
-        self, arguments: tuple[str, ...], attribute: str, nodes: list[ast.AST], functions: dict[str, _LookUps]
+        self,
+        arguments: tuple[str, ...],
+        attribute: str,
+        nodes: list[ast.AST],
+        functions: dict[str, _LookUps],
     ) -> None:
-        self.arguments, self.attribute, self.nodes, self.functions = arguments, attribute, nodes, functions
+        self.arguments, self.attribute, self.nodes, self.functions = (
+            arguments,
+            attribute,
+            nodes,
+            functions,
+        )
         self.root = arguments[0] if arguments else ""
         self.held = {self.root}
 
@@ -173,5 +182,4 @@ class _LookUps:
         """``self`` and ``self.experts``, whose members are modules; not ``self.net`` if that is the module itself."""
         if isinstance(node, ast.Name):
             return node.id == self.root
-        own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.root
-        return own and node.attr != self.attribute  # type: ignore[union-attr]
+        return isinstance(node, ast.Attribute) and self._is(node.value, self.root) and node.attr != self.attribute

@@ -64,7 +64,12 @@ class Recording:
 
 
 def record(
-    model: nn.Module, example_inputs: Any, opaque: Sequence[nn.Module], *, training: bool, error: UnsupportedModelError
+    model: nn.Module,
+    example_inputs: Any,
+    opaque: Sequence[nn.Module],
+    *,
+    training: bool,
+    error: UnsupportedModelError,
 ) -> Recording:
     """Run the example once, in the given mode; nothing of the model changes."""
     recording = Recording(opaque=tuple(opaque), error=error)
@@ -128,9 +133,9 @@ class _Watch(TorchDispatchMode):
         before = sys.getprofile()
 
         def profile(frame: FrameType, event: str, argument: Any) -> None:
-            if event == "call" and self.stack and self.stack[-1] in self.opaque:
-                if not frame.f_globals.get("__name__", "").startswith(("torch.", __name__)):
-                    self.recording.executed.setdefault(self.stack[-1], set()).add(frame.f_code)
+            at_work = event == "call" and bool(self.stack) and self.stack[-1] in self.opaque
+            if at_work and not frame.f_globals.get("__name__", "").startswith(("torch.", __name__)):
+                self.recording.executed.setdefault(self.stack[-1], set()).add(frame.f_code)
 
         sys.setprofile(profile)
         try:

@@ -67,12 +67,14 @@ def _of_picked(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axe
     """A contraction of what an index picked, with the members as one more axis that is not summed."""
     if isinstance(x, Picked) and scales.is_weight(x.choices) and not (isinstance(w, Picked) and scales.is_weight(w.choices)):
         x, x_axes, w, w_axes = w, w_axes, x, x_axes
-    places = [_places(value, axes, out_axes) for value, axes in ((x, x_axes), (w, w_axes)) if isinstance(value, Picked)]
-    if scales.is_weight(x) or scales.is_weight(w) or any(place is None for place in places):
+    operands = ((x, x_axes), (w, w_axes))
+    apart = all(_sums_no_places(value, axes, out_axes) for value, axes in operands if isinstance(value, Picked))
+    if scales.is_weight(x) or scales.is_weight(w) or not apart:
         x, w = collapse_all(scales, (x, w))
         return contract(scales, x, x_axes, w, w_axes, out_axes)
-    if len(places) == 2 and not (x.pick == w.pick and same_places(*places)):
-        return contract(scales, *collapse_all(scales, (x,)), x_axes, w, w_axes, out_axes)
+    places = [_arrange(value.place, axes, out_axes) for value, axes in operands if isinstance(value, Picked)]
+    if len(places) == 2 and not (x.pick == w.pick and same_places(places[0], places[1])):
+        return contract(scales, collapse_all(scales, x), x_axes, w, w_axes, out_axes)
     pick = next(value.pick for value in (w, x) if isinstance(value, Picked))
 
     def with_members(value: Any) -> Any:
@@ -90,11 +92,9 @@ def _of_picked(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axe
     return Picked(Labels(product.ids, (pick.count, *shape)), shape, place, pick)
 
 
-def _places(value: Picked, axes: str, out_axes: str) -> Tensor | None:
-    """The places of what is picked along the axes of the result; None if elements of several places are summed."""
-    if any(size > 1 and axis not in out_axes for axis, size in zip(axes, value.place.shape, strict=True)):
-        return None
-    return _arrange(value.place, axes, out_axes)  # type: ignore[no-any-return]
+def _sums_no_places(value: Picked, axes: str, out_axes: str) -> bool:
+    """Whether no elements of different places are summed."""
+    return all(size == 1 or axis in out_axes for axis, size in zip(axes, value.place.shape, strict=True))
 
 
 def _through_weight(scales: Scales, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 GROUPED = "_grouped_mm", "transformers::grouped_mm_fallback"
 
 
-@rule(*GROUPED, family="Grouped products: each expert's weights read the scales of their rows and give fresh ones")
+@rule(
+    *GROUPED,
+    family="Grouped products: each expert's weights read the scales of their rows and give fresh ones",
+)
 def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, bias: Any) -> Any:
     """(rows, in) with a stack (experts, in, out): rows offs[e - 1] to offs[e] meet matrix e -> (rows, out)."""
     stack = mat2 if mat2 is not None else weight
@@ -36,7 +39,10 @@ def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, b
     return contract(scales, x, "ri", Labels(matrices.ids[0], matrices.shape[1:]), "io", "ro")
 
 
-@rule("opaque", family="Modules whose control flow depends on the data: what enters them is fixed, and so is what they return")
+@rule(
+    "opaque",
+    family="Modules whose control flow depends on the data: what enters them is fixed, and so is what they return",
+)
 def opaque(scales: Scales, x: Any) -> Any:
     kind = type(scales.node.target.module).__name__
     scales.pin(x, f"enters {kind}, whose control flow depends on the data")

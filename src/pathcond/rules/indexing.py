@@ -118,7 +118,9 @@ def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
         if any(given is None for given in indices[:1]) or any(given is not None for given in indices[1:]):
             return FREEZE
         if isinstance(x, Edges) or energies.calibrate:
-            return energies.picked(lambda at: _rows(power, at, energies.node.shape), "indices", len(power), edges=isinstance(x, Edges))
+            return energies.picked(
+                lambda at: _rows(power, at, energies.node.shape), "indices", len(power), edges=isinstance(x, Edges)
+            )
         return power.sum(0).expand(energies.node.shape)
     return energies.summand(x)[tuple(slice(None) if given is None else given.value for given in indices)]
 

@@ -1,0 +1,135 @@
+"""Stand-ins for opaque modules: one call in the graph around them, which leads back to the module itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .errors import UnsupportedModelError
+from .graph import Graph, Node
+from .recording import Recording
+
+_NONE = object()  # an argument that is None
+_counter = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One call of an opaque module: the target of its node in the graph around it.
+
+    Attributes:
+        module: The module.
+        spec: How its tensors and other arguments nest.
+        arguments: All leaves of its arguments; None in place of tensors.
+        types: Of the tensors that it is given.
+        outputs: (shape, type, device) of the tensors that it returns.
+    """
+
+    module: nn.Module
+    spec: TreeSpec
+    arguments: tuple[Any, ...]
+    types: tuple[torch.dtype, ...]
+    outputs: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the module returns, in its own precision."""
+        given = iter([tensor.to(dtype) for tensor, dtype in zip(tensors, self.types, strict=True)])
+        leaves = [next(given).clone() if argument is None else argument for argument in self.arguments]
+        args, kwargs = tree_unflatten([None if leaf is _NONE else leaf for leaf in leaves], self.spec)
+        modes = {module: module.training for module in self.module.modules()}
+        try:
+            self.module.eval()
+            return [leaf for leaf in tree_leaves(self.module(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+_sites: dict[int, Site] = {}  # while a model is captured, and no longer
+
+
+@torch.library.custom_op("pathcond::opaque", mutates_args=(), schema="(Tensor[] tensors, int site) -> Tensor[]")
+def _opaque(tensors: list[Tensor], site: int) -> list[Tensor]:
+    return _sites[site](tensors)
+
+
+@_opaque.register_fake
+def _(tensors: list[Tensor], site: int) -> list[Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in _sites[site].outputs]
+
+
+@contextmanager
+def stubs(recording: Recording) -> Iterator[dict[int, Site]]:
+    """Opaque modules return tensors like the recorded ones, by one call that no rule knows."""
+    own: dict[int, Site] = {}
+    saved = [(module, vars(module).get("forward")) for module in recording.returned]
+
+    def stub(module: nn.Module) -> Any:
+        outputs = iter(recording.returned[module])
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            returned = next(outputs, None)
+            if returned is None:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} is called more often while it is captured than on real values"
+                )
+            leaves, spec = tree_flatten((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            others = tuple(None if isinstance(leaf, Tensor) else _NONE if leaf is None else leaf for leaf in leaves)
+            made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+            types = tuple(tensor.dtype for tensor in tensors)
+            number = next(_counter)
+            own[number] = Site(module, spec, others, types, tuple((t.shape, t.dtype, t.device) for t in made))
+            _sites[number] = own[number]
+            results = iter(torch.ops.pathcond.opaque(tensors, number))
+            return tree_map(lambda leaf: next(results) if isinstance(leaf, Tensor) else leaf, returned)
+
+        return forward
+
+    try:
+        for module in recording.returned:
+            module.forward = stub(module)  # type: ignore[method-assign]
+        yield own
+    finally:
+        for module, forward in saved:
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward  # type: ignore[method-assign]
+        for number in own:
+            _sites.pop(number, None)
+
+
+def with_sites(graph: Graph, sites: dict[int, Site]) -> Graph:
+    """The graph with every call of an opaque module bound to the module itself."""
+
+    def bound(node: Node) -> Node:
+        if node.op != "pathcond::opaque":
+            return node
+        site = sites[node.args[1]]
+        return replace(node, op="opaque", target=site, args=(node.args[0],), kwargs={}, line="")
+
+    return rebuilt(graph, bound)
+
+
+def rebuilt(graph: Graph, change: Callable[[Node], Node]) -> Graph:
+    made: dict[Node, Node] = {}
+
+    def swapped(tree: Any) -> Any:
+        return tree_map(lambda leaf: made.get(leaf, leaf) if isinstance(leaf, Node) else leaf, tree)
+
+    for node in graph.nodes:
+        made[node] = change(replace(node, args=swapped(node.args), kwargs=swapped(node.kwargs)))
+    return replace(
+        graph,
+        nodes=tuple(made.values()),
+        outputs=tuple(swapped(list(graph.outputs))),
+        returned=tuple(swapped(list(graph.returned))),
+    )
