@@ -16,6 +16,7 @@ from .graph import Graph, Node
 from .labels import Labels
 from .picking import collapse_all, follow, simplified
 from .rules import RULES
+from .rules.experts import opaque
 from .rules.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
 from .rules.table import Column, Rule
 from .scales import Scales
@@ -34,6 +35,7 @@ DRAWS = torch.Tag.nondeterministic_seeded
 
 HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), "")
 HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), "")
+OPAQUE = Rule(Column.of(opaque), "")
 
 
 class Propagation(Scales):
@@ -58,6 +60,8 @@ class Propagation(Scales):
                 rule: Rule | None = HANDWRITTEN_EPSILON
             elif node in handwritten.gains:
                 rule = HANDWRITTEN_GAIN
+            elif node.op == "opaque":
+                rule = OPAQUE
             else:
                 rule = RULES.get(node.op)
             result = self._compact(self._checked(node, self._execute(node, rule)))

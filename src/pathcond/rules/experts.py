@@ -39,11 +39,8 @@ def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, b
     return contract(scales, x, "ri", Labels(matrices.ids[0], matrices.shape[1:]), "io", "ro")
 
 
-@rule(
-    "opaque",
-    family="Modules whose control flow depends on the data: what enters them is fixed, and so is what they return",
-)
 def opaque(scales: Scales, x: Any) -> Any:
+    """A module whose control flow depends on the data: what enters it is fixed, and so is what it returns."""
     kind = type(scales.node.target.module).__name__
     scales.pin(x, f"enters {kind}, whose control flow depends on the data")
     return [constant(shape) for shape in scales.node.shape]
