@@ -92,6 +92,12 @@ class Apart:
     index: Node | None
     edges: bool
 
+    def average(self) -> Tensor:
+        total = self.powers[0]
+        for power in self.powers[1:]:
+            total = total + power
+        return total / len(self.powers)
+
 
 class _Freeze:
     """What an energy rule returns for a result that no path leads through."""

@@ -270,6 +270,8 @@ class EnergyPass(Energies):
     def _record_mutation(self, node: Node, result: Any) -> None:
         """After an in-place op its target, and everything that shares memory with it, has changed."""
         members = {member for target in written(node) for member in self._aliases.of(target)}
+        if not members:
+            return
         before = {member: self._value(member) for member in members}
         given = [a for a in [result, *tree_leaves(list(before.values()))] if isinstance(a, Alternatives)]
         if not given:

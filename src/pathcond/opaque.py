@@ -197,7 +197,11 @@ def _children(model: nn.Module, recordings: Sequence[Recording]) -> tuple[tuple[
     reached: set[nn.Module] = set()
     for module, of_module in calls.items():
         inputs = _kinds(module, of_module)
-        if inputs:
+        if inputs is None:
+            reached.update(module.modules())
+            reason = "belongs to a module that is called in ways too many or too unusual to capture"
+            frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
+        elif inputs:
             reached.update(module.modules())
             children.append(Child(name=paths[module], module=module, inputs=inputs))
             if _may_be_reached_into(module, paths[module], recordings):
@@ -219,17 +223,20 @@ def _children(model: nn.Module, recordings: Sequence[Recording]) -> tuple[tuple[
 
 
 def _may_be_reached_into(child: nn.Module, path: str, recordings: Sequence[Recording]) -> bool:
-    return any(
-        may_reach_into(child, path.rpartition(".")[2], code_of(caller, recording.executed.get(caller, ())))
-        for recording in recordings
-        for caller in dict.fromkeys(recording.callers.get(child, ()))
-    )
+    """Whether an opaque module around this one may, on other inputs, read or call what is inside it."""
+    for recording in recordings:
+        around = [module for module in recording.opaque if child in set(module.modules())]
+        for caller in dict.fromkeys([*recording.callers.get(child, ()), *around]):
+            codes = code_of(caller, recording.executed.get(caller, ()))
+            if may_reach_into(child, path.rpartition(".")[2], codes):
+                return True
+    return False
 
 
-def _kinds(module: nn.Module, calls: Sequence[Call]) -> tuple[Any, ...]:
+def _kinds(module: nn.Module, calls: Sequence[Call]) -> tuple[Any, ...] | None:
     """Example inputs for each way in which a module is called: the largest of those that differ in sizes alone.
 
-    Empty if there is no such way, or too many of them.
+    Empty if it is only ever called on nothing, None if it is called in too many ways.
     """
     kinds: dict[Any, Call] = {}
     for call in calls:
@@ -239,7 +246,7 @@ def _kinds(module: nn.Module, calls: Sequence[Call]) -> tuple[Any, ...]:
         if largest is None or call.numel > largest.numel:
             kinds[call.kind] = call
     inputs = [_as_inputs(module, call) for call in kinds.values()]
-    return () if len(inputs) > MAX_KINDS or any(each is None for each in inputs) else tuple(inputs)
+    return None if len(inputs) > MAX_KINDS or any(each is None for each in inputs) else tuple(inputs)
 
 
 def _as_inputs(module: nn.Module, call: Call) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .errors import UnsupportedModelError
-from .graph import Graph, Node
+from .graph import Graph, Node, untouched
 from .recording import Recording
 
 _NONE = object()  # an argument that is None
@@ -43,13 +43,9 @@ class Site:
         given = iter([tensor.to(dtype) for tensor, dtype in zip(tensors, self.types, strict=True)])
         leaves = [next(given).clone() if argument is None else argument for argument in self.arguments]
         args, kwargs = tree_unflatten([None if leaf is _NONE else leaf for leaf in leaves], self.spec)
-        modes = {module: module.training for module in self.module.modules()}
-        try:
-            self.module.eval()
-            return [leaf for leaf in tree_leaves(self.module(*args, **kwargs)) if isinstance(leaf, Tensor)]
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        with untouched(self.module, training=False), torch.no_grad():
+            returned = self.module(*args, **kwargs)
+        return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
 
 
 _sites: dict[int, Site] = {}  # while a model is captured, and no longer

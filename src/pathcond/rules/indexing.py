@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import FREEZE, Edges, Frozen, PathSum
+from ..energies import FREEZE, Apart, Edges, Frozen, PathSum
 from ..labels import Labels
 from ..picking import pick_from
 from ..values import Known
@@ -118,9 +118,10 @@ def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
         if any(given is None for given in indices[:1]) or any(given is not None for given in indices[1:]):
             return FREEZE
         if isinstance(x, Edges) or energies.calibrate:
-            return energies.picked(
-                lambda at: _rows(power, at, energies.node.shape), "indices", len(power), edges=isinstance(x, Edges)
-            )
+            edges = isinstance(x, Edges)
+            rows = energies.picked(lambda at: _rows(power, at, energies.node.shape), "indices", len(power), edges=edges)
+            # What is picked from activations has one scale, whichever row it is: their average has it too.
+            return rows.average() if isinstance(rows, Apart) and not edges else rows
         return power.sum(0).expand(energies.node.shape)
     return energies.summand(x)[tuple(slice(None) if given is None else given.value for given in indices)]
 
