@@ -60,7 +60,8 @@ def test_the_table_of_models_covers_the_collection() -> None:
 def test_rules_are_real_operations() -> None:
     import torch
 
-    packets = {op: getattr(torch.ops.aten, op, None) or getattr(torch.ops.aten, f"{op}_", None) for op in RULES}
+    own = [op for op in RULES if "::" not in op]  # others are defined by other libraries
+    packets = {op: getattr(torch.ops.aten, op, None) or getattr(torch.ops.aten, f"{op}_", None) for op in own}
     assert not [op for op, packet in packets.items() if packet is None]
 
 

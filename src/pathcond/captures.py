@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import nn
 
 from .aliasing import writes
 from .errors import UnsupportedModelError
-from .graph import Graph, Node, capture_both_modes, capture_graphs
+from .graph import Graph, Node
+from .opaque import Around, capture_around
 from .outputs import require_fitting_types
 from .sizes import Example, examples_of_other_sizes
 from .trees import tree_leaves, tree_map
@@ -29,11 +30,15 @@ class Captured:
 
     Attributes:
         example: The inputs.
-        graphs: Eval mode first, then every form that train mode takes.
+        graphs: Eval mode first, then every form that train mode takes, then what is called by modules that cannot be followed.
+        frozen: Parameters and buffers that must stay as they are, and why.
+        unreached: {module that another example may reach: its parameters and buffers}.
     """
 
     example: Example
     graphs: tuple[Graph, ...]
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None) -> list[Captured]:
@@ -49,21 +54,29 @@ def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None)
     """
     others = other_inputs if isinstance(other_inputs, list) else [other_inputs]
     given = [Example(example_inputs), *(Example(inputs) for inputs in others if inputs is not None)]
-    found = [Captured(example=example, graphs=tuple(capture_both_modes(model, example.inputs))) for example in given]
     for example in given:
         require_fitting_types(model, example.inputs)
-    derived = examples_of_other_sizes(model, example_inputs)
-    for example in derived:
+    found = [_captured(example, capture_around(model, example.inputs)) for example in given]
+    modes = (False,) if _has_one_program(found[0]) else (False, True)
+    for example in examples_of_other_sizes(model, example_inputs):
         try:
-            graphs = capture_graphs(model, example.inputs, training=False)
-            # Another capture in train mode tells nothing new where both modes run the same program.
-            if not all(is_same_program(found[0].graphs[0], graph) for graph in found[0].graphs):
-                graphs += capture_graphs(model, example.inputs, training=True)
+            found.append(_captured(example, capture_around(model, example.inputs, modes=modes)))
         except UnsupportedModelError as error:
             logger.info("The model cannot be captured at other sizes than the example's: %s", error)
-            continue
-        found.append(Captured(example=example, graphs=tuple(graphs)))
     return found
+
+
+def _captured(example: Example, modes: Sequence[Around]) -> Captured:
+    graphs = [graph for mode in modes for graph in mode.graphs]
+    parts = [part for mode in modes for part in mode.parts]
+    frozen = {name: reason for mode in modes for name, reason in mode.frozen.items()}
+    unreached = {path: names for mode in modes for path, names in mode.unreached.items()}
+    return Captured(example=example, graphs=(*graphs, *parts), frozen=frozen, unreached=unreached)
+
+
+def _has_one_program(captured: Captured) -> bool:
+    """Whether another capture in train mode tells nothing new: both modes run the same program."""
+    return len(captured.graphs) == 2 and is_same_program(*captured.graphs)
 
 
 def is_same_program(graph: Graph, other: Graph) -> bool:
@@ -72,6 +85,7 @@ def is_same_program(graph: Graph, other: Graph) -> bool:
     >>> import torch
     >>> layers = [torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)]
     >>> model = torch.nn.Sequential(*layers)
+    >>> from pathcond.graph import capture_both_modes
     >>> is_same_program(*capture_both_modes(model, torch.randn(5, 3)))
     True
     """
@@ -101,6 +115,19 @@ def _only_counts(node: Node) -> bool:
         and not node.dtype.is_floating_point
         and all(operand.op == "buffer" for operand in node.operands)
     )
+
+
+def list_frozen_by_routing(captured: Sequence[Captured]) -> dict[str, str]:
+    """Parameters and buffers that must stay because control flow depends on the data, and why.
+
+    A module that no example reaches may share its parameters with one that is reached: they stay too.
+    """
+    found = {name: reason for capture in captured for name, reason in capture.frozen.items()}
+    for path, names in captured[0].unreached.items():
+        if all(path in capture.unreached for capture in captured[1:]):
+            reason = "belongs to a module that the example never reaches: give a batch that does"
+            found |= {name: reason for name in names if name not in found}
+    return found
 
 
 def list_parameters_read(captured: Iterable[Captured]) -> set[str]:

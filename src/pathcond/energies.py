@@ -1,13 +1,14 @@
 """The words in which rules speak of path energy: summands, factors, what is measured on the example batch.
 
 The energy of an element is Σ over the paths that end in it of Π |θ|^p along the path; model inputs have energy 1. A value
-in flight is of one of four kinds:
+in flight is of one of five kinds:
 
     PathSum     depends on the inputs through paths
     Edges     a parameter or a view of one, |θ|^p
     Frozen    depends on the inputs, but not through paths (gates, statistics, indices): the mean of |value|^p over the
               example batch, or 1 without calibration
     Known     depends on neither inputs nor parameters
+    Alternatives    one of the first two for each sample, or for each member of a stack that an index picks from
 
 As a summand an element starts new paths (a bias, a constant); as a factor it lengthens the paths of the other operand (a
 weight, a gate). Energies of path counts outgrow float64, so a ``PathSum`` carries a power of two.
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .graph import Node
+from .picking import same_order
 from .samples import Samples
 from .trees import tree_leaves, tree_map
 from .values import Known
@@ -57,6 +59,46 @@ class Frozen:
     ends: tuple[PathSum, ...] = ()
 
 
+@dataclass(frozen=True)
+class Alternatives:
+    """What depends on the members that an unknown index picks: experts. Energies of experts are averaged behind them.
+
+    The average of W₁[chosen] times the average of W₂[chosen] would change if an expert's scale moved from one to the other;
+    the average of their product does not.
+
+    Attributes:
+        parts: One per sample of the example batch; uncalibrated one per member.
+        index: Uncalibrated, the node that computes the index.
+    """
+
+    parts: tuple[PathSum | Edges, ...]
+    index: Node | None = None
+
+    def joined(self) -> PathSum:
+        """The average over the samples; uncalibrated one path per member."""
+        exponents = [part.exponent if isinstance(part, PathSum) else 0 for part in self.parts]
+        total = torch.zeros_like(self.parts[0].power)
+        for part, exponent in zip(self.parts, exponents, strict=True):
+            shift = exponent - max(exponents)
+            total = total + (part.power * 2.0**shift if shift else part.power)
+        return PathSum(total if self.index is not None else total / len(self.parts), max(exponents))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What an energy rule returns for ``Alternatives``: the energy of each."""
+
+    powers: list[Tensor]
+    index: Node | None
+    edges: bool
+
+    def average(self) -> Tensor:
+        total = self.powers[0]
+        for power in self.powers[1:]:
+            total = total + power
+        return total / len(self.powers)
+
+
 class _Freeze:
     """What an energy rule returns for a result that no path leads through."""
 
@@ -75,6 +117,7 @@ class Energies(ABC):
         node: The node at work.
         exponent: Power of two that the energy of this node's result is divided by; that of its operands unless they multiply.
         operands: The node's arguments by name, nodes replaced by what is in flight.
+        alternative: Which of several ``Alternatives`` is at work.
     """
 
     p: float
@@ -84,6 +127,7 @@ class Energies(ABC):
     node: Node = None  # type: ignore[assignment]
     exponent: int = 0
     operands: dict[str, Any] = field(default_factory=dict)
+    alternative: int | None = None
 
     def power(self, value: Any) -> Tensor:
         """|value|^p of a constant, in float64; 0⁰ is 0: what is not there has no path."""
@@ -174,6 +218,26 @@ class Energies(ABC):
             total = total + function(*_of_sample(operands, i))
         return total / count
 
+    def picked(self, function: Callable[[Any], Tensor], name: str, members: int, *, edges: bool) -> Any:
+        """The energy of what an index picks, apart for each sample; uncalibrated for each member of the stack.
+
+        Args:
+            function: Of the index on one sample; uncalibrated of the number of a member.
+            name: The index, by its name in the ATen schema; in a list, the first of it.
+            members: How many the stack has.
+            edges: Whether what is picked are parameters.
+        """
+        given = self.node.bound[name]
+        index = given[0] if isinstance(given, (list, tuple)) else given
+        if not self.calibrate:
+            if self.alternative is not None:
+                return function(self.alternative)
+            return Apart([function(member) for member in range(members)], same_order(index)[-1], edges)
+        real = self.real_of(index)
+        if not isinstance(real, Samples):
+            return function(real)
+        return Apart([function(value) for value in real.values], None, edges)
+
     def reciprocal_power(self, x: Any) -> Tensor:
         """The energy of an operand that divides."""
         if isinstance(x, (PathSum, Frozen)):
@@ -244,6 +308,14 @@ PRECISE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def grouped_product(x: Tensor, stack: Tensor, offsets: Tensor) -> Tensor:
+    """(rows, in) with (members, in, out): rows offsets[m - 1] to offsets[m] times matrix m; rows behind the last are zero."""
+    ends = offsets.tolist()
+    runs = [x[start:end] @ matrix for start, end, matrix in zip([0, *ends], ends, stack, strict=False)]
+    rest = x.new_zeros(len(x) - ends[-1], stack.shape[2])
+    return torch.cat([*runs, rest])
+
+
 def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
     """Run a node's op in float64 on the given device, whatever types and devices the graph was captured with."""
 
@@ -257,6 +329,8 @@ def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
     if node.op in PRECISE:
         x = next(iter(arguments.values()))
         return x.copy_(PRECISE[node.op](x)) if node.target._schema.is_mutable else PRECISE[node.op](x)
+    if node.op == "_grouped_mm" and arguments["self"].dim() == 2 and arguments["mat2"].dim() == 3:
+        return grouped_product(arguments["self"], arguments["mat2"], arguments["offs"])  # torch has it in low precision alone
     # fp8, fp16, bf16 and fp32 are all float64 here; a device that was left out means the one at hand.
     made = {name: tree_map(adapted, a) for name, a in arguments.items()}
     if made.get("device", 0) is None and not any(isinstance(a, Tensor) for a in made.values()):

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from .aliasing import Aliases, through_views, written
 from .calibration import without_epsilon
-from .energies import FREEZE, Edges, Energies, Frozen, PathSum, call
+from .energies import FREEZE, Alternatives, Apart, Edges, Energies, Frozen, PathSum, call
 from .energy_plan import Plan
 from .errors import UnsupportedModelError
 from .graph import Graph, Node
+from .picking import FOLLOWED, MOVES, PASSES, PASSES_APPROXIMATELY, same_order
 from .propagation import FOR_PARAMETERS_TOO, FORM_ERRORS, reads_constant
 from .rules import RULES
 from .samples import Samples, at_once
@@ -31,6 +32,8 @@ from .values import Known
 logger = logging.getLogger("pathcond")
 
 BATCH_NORMS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
+# Ops in front of which the energies of experts need not be averaged; all that the labels of experts are followed through.
+KEEPS_APART = MOVES | PASSES | PASSES_APPROXIMATELY | FOLLOWED
 LARGE = 2.0**500  # counts beyond this move into the exponent
 
 
@@ -77,6 +80,7 @@ class EnergyPass(Energies):
     values: dict[Node, Any] = field(default_factory=dict)
     reals: dict[Node, Any] = field(default_factory=dict)
     cuts: dict[tuple[Node, Node], str] = field(default_factory=dict)
+    sinks: list[PathSum] = field(default_factory=list)
 
     def run(self) -> Lifted:
         """Walk the graph once."""
@@ -85,7 +89,7 @@ class EnergyPass(Energies):
         try:
             return self._walk(plan)
         finally:  # nothing outlives the walk, not even in a reference cycle
-            self.values, self.reals, self.edges = {}, {}, None  # type: ignore[assignment]
+            self.values, self.reals, self.sinks, self.edges = {}, {}, [], None  # type: ignore[assignment]
 
     def _walk(self, plan: Plan) -> Lifted:
         for position, node in enumerate(self.graph.nodes):
@@ -154,6 +158,11 @@ class EnergyPass(Energies):
         if node.op == "getitem":
             picked = arguments["0"][arguments["1"]]
             return replace(picked, node=node) if isinstance(picked, Frozen) else picked
+        if any(isinstance(a, Alternatives) for a in tree_leaves(arguments)):
+            return self._apart(node, arguments)
+        return self._energy(node, arguments)
+
+    def _energy(self, node: Node, arguments: dict[str, Any]) -> Any:
         operands = [a for a in tree_leaves(arguments) if isinstance(a, (PathSum, Edges, Frozen, Known))]
         paths = [a for a in operands if isinstance(a, PathSum)]
         frozen = [a for a in operands if isinstance(a, Frozen)]
@@ -185,6 +194,9 @@ class EnergyPass(Energies):
     def _wrapped(self, node: Node, result: Any, kind: type, operands: list[Any]) -> Any:
         if result is FREEZE:
             return self._end(node, f"reaches {node.op}", operands)
+        if isinstance(result, Apart):
+            kind = Edges if result.edges else PathSum
+            return Alternatives(tuple(self._wrapped(node, part, kind, operands) for part in result.powers), result.index)
         if isinstance(result, (list, tuple)):
             return [Frozen(node) if part is FREEZE else self._wrapped(node, part, kind, operands) for part in result]
         if not isinstance(result, Tensor):
@@ -198,6 +210,30 @@ class EnergyPass(Energies):
         self.watch(node, made)
         return made
 
+    # -- experts ------------------------------------------------------------------------------------
+
+    def _apart(self, node: Node, arguments: dict[str, Any]) -> Any:
+        """The op on each alternative by itself, or on their average where labels depend on the expert no more."""
+        leaves = tree_leaves(arguments)
+        given = [a for a in leaves if isinstance(a, Alternatives)]
+        own = node.bound.get("offs")
+        indices = {a.index for a in given} | ({same_order(own)[-1]} if own is not None and not self.calibrate else set())
+        per_sample = self.calibrate and node.op == "index"
+        if len(indices) > 1 or not (node.op in KEEPS_APART or per_sample):
+            return self._energy(node, tree_map(_joined, arguments))
+        if node.op not in MOVES and not any(isinstance(part, PathSum) for a in leaves for part in getattr(a, "parts", (a,))):
+            arguments = tree_map(_as_paths, arguments)  # what is looked up starts paths, as an embedding does
+        results = []
+        try:
+            for i in range(len(given[0].parts)):
+                self.alternative = i
+                results.append(self._energy(node, tree_map(partial(_alternative, at=i), arguments)))
+        finally:
+            self.alternative = None
+        if any(not isinstance(part, (PathSum, Edges)) for part in tree_leaves(results)):
+            return self._energy(node, tree_map(_joined, arguments))
+        return _regrouped(results, given[0].index)
+
     def _frozen(self, node: Node, operands: list[Frozen]) -> Any:
         ends = tuple(end for operand in operands for end in operand.ends)
         if isinstance(node.shape, list):
@@ -210,6 +246,9 @@ class EnergyPass(Energies):
             raise MissingValueError(node.op)
         self._cut(node, reason)
         ends = tuple({id(a): a for a in operands if isinstance(a, PathSum)}.values())
+        if node.op == "opaque":  # its inputs are pinned as outputs are, and count as such
+            self.sinks += ends
+            ends = ()
         frozen = [a for a in operands if isinstance(a, Frozen)]
         return self._frozen(node, [Frozen(node, ends), *frozen])
 
@@ -234,6 +273,23 @@ class EnergyPass(Energies):
 
     def _record_mutation(self, node: Node, result: Any) -> None:
         """After an in-place op its target, and everything that shares memory with it, has changed."""
+        members = {member for target in written(node) for member in self._aliases.of(target)}
+        if not members:
+            return
+        before = {member: self._value(member) for member in members}
+        given = [a for a in [result, *tree_leaves(list(before.values()))] if isinstance(a, Alternatives)]
+        if not given:
+            self._write(node, result)
+            return
+        changed: dict[Node, list[Any]] = {member: [] for member in members}
+        for i in range(len(given[0].parts)):
+            self.values |= {member: tree_map(partial(_alternative, at=i), value) for member, value in before.items()}
+            self._write(node, tree_map(partial(_alternative, at=i), result))
+            for member in members:
+                changed[member].append(self.values[member])
+        self.values |= {member: _regrouped(parts, given[0].index) for member, parts in changed.items()}
+
+    def _write(self, node: Node, result: Any) -> None:
         for target in written(node):
             old = self._value(target)
             if isinstance(result, Known):
@@ -270,11 +326,13 @@ class EnergyPass(Energies):
 
     def _collected(self) -> Lifted:
         """Sum over all outputs. An output nonlinearity (softmax, sigmoid) is no part of the lifting: paths end before it."""
-        found: list[PathSum] = []
+        found = list(self.sinks)
         outputs = [o for o in tree_leaves(self.graph.returned) if isinstance(o, Node) and isinstance(o.dtype, torch.dtype)]
         for value in [self._value(output) for output in outputs if output.dtype.is_floating_point]:
             if isinstance(value, Frozen):
                 found += value.ends
+            elif isinstance(value, Alternatives):
+                found.append(value.joined())
             elif isinstance(value, (PathSum, Edges)):
                 found.append(value if isinstance(value, PathSum) else PathSum(value.power))
         exponent = max((paths.exponent for paths in found), default=0)
@@ -327,7 +385,10 @@ class EnergyPass(Energies):
 
     def real_of(self, node: Node) -> Any:
         # Parameters are converted where they are read: all of them at once would double the memory.
-        return self._parameter(node) if node.op == "parameter" and node not in self.reals else self.reals[node]
+        real = self._parameter(node) if node.op == "parameter" and node not in self.reals else self.reals[node]
+        if self.alternative is not None and self.calibrate and isinstance(real, Samples):
+            return real.values[self.alternative]
+        return real
 
     def _real_result(self, node: Node) -> Any:
         bound = dict(node.bound)
@@ -368,6 +429,29 @@ class MissingValueError(RuntimeError):
 
 def _with_power(value: PathSum | Edges, power: Tensor) -> PathSum | Edges:
     return replace(value, power=power)
+
+
+def _joined(value: Any) -> Any:
+    return value.joined() if isinstance(value, Alternatives) else value
+
+
+def _alternative(value: Any, at: int) -> Any:
+    return value.parts[at] if isinstance(value, Alternatives) else value
+
+
+def _as_paths(value: Any) -> Any:
+    if not isinstance(value, Alternatives):
+        return value
+    return replace(value, parts=tuple(PathSum(part.power) for part in value.parts))
+
+
+def _regrouped(results: Sequence[Any], index: Node | None) -> Any:
+    """Results of one op, one per alternative, as ``Alternatives``; lists member by member."""
+    if isinstance(results[0], (list, tuple)):
+        return [_regrouped(parts, index) for parts in zip(*results, strict=True)]
+    if not isinstance(results[0], (PathSum, Edges)) or all(part is results[0] for part in results):
+        return results[0]
+    return Alternatives(tuple(results), index)
 
 
 def _as_double(value: Any, device: torch.device, copy: bool = False) -> Any:

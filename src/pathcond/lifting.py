@@ -34,8 +34,9 @@ from .aliasing import Aliases, written
 from .energies import PathSum
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .errors import EnergyRangeError, UnsupportedModelError
-from .graph import Graph, Node, as_call, canonical_names, capture, untouched, unwrap
+from .graph import Graph, Node, as_call, canonical_names, untouched, unwrap
 from .interrupts import interruptible, uninterrupted
+from .opaque import Child, capture_around, children_on, names_inside, relocated
 from .outputs import require_fitting_types, split_samples
 from .ranks import Ranks
 from .sharding import gathered, is_sharded, local, sharded_like
@@ -52,10 +53,17 @@ class Sample:
     Attributes:
         graph: Captured in eval mode on one sample.
         inputs: Per sample of the example batch, the values of the graph's inputs in order.
+        parts: The same for modules that opaque ones call, on what the example feeds them. Paths end at opaque modules.
     """
 
     graph: Graph
     inputs: tuple[tuple[Any, ...], ...]
+    parts: tuple[Sample, ...] = ()
+
+    @property
+    def all(self) -> list[Sample]:
+        """This one and all parts."""
+        return [self, *(inner for part in self.parts for inner in part.all)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +150,30 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     require_usable(*as_call(example_inputs))
     require_fitting_types(model, example_inputs)
     samples = split_samples(model, example_inputs)
-    graph = capture(model, samples[0], training=False)
-    _refuse_written_parameters(graph)
-    _refuse_transforms(graph)
-    return Sample(graph=graph, inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples))
+    captured = capture_around(model, samples[0], modes=(False,), inside=False)[0]
+    # One sample does not reach all that the batch does.
+    children = children_on(model, example_inputs, captured) if captured.opaque else ()
+    _refuse_written_parameters(captured.graph)
+    _refuse_transforms(captured.graph)
+    return Sample(
+        graph=captured.graph,
+        inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples),
+        parts=tuple(part for child in children for part in _parts(model, child)),
+    )
+
+
+def _parts(model: nn.Module, child: Child) -> list[Sample]:
+    """A module that an opaque one calls, once for each way in which it is called; none if it cannot be captured."""
+    names = names_inside(model, child.module)
+
+    def moved(sample: Sample) -> Sample:
+        parts = tuple(moved(part) for part in sample.parts)
+        return replace(sample, graph=relocated(sample.graph, child.name, names), parts=parts)
+
+    try:
+        return [moved(capture_sample(child.module, inputs)) for inputs in child.inputs]
+    except UnsupportedModelError:
+        return []
 
 
 def _refuse_written_parameters(graph: Graph) -> None:
@@ -179,6 +207,16 @@ def path_energy(
         p, calibrate, approximate: As in ``path_norm``.
         diagonal: Whether to compute the gradient.
     """
+    energies = [_energy_of(model, part, p, calibrate, approximate, diagonal) for part in sample.all]
+    total: dict[str, Tensor] = {}
+    for energy in energies:
+        for name, g in energy.diagonal.items():
+            total[name] = total[name] + g if name in total else g
+    return PathEnergy(norm=sum(energy.norm for energy in energies), diagonal=total)
+
+
+def _energy_of(model: nn.Module, sample: Sample, p: float, calibrate: bool, approximate: bool, diagonal: bool) -> PathEnergy:
+    """The lifting of one graph."""
     walk = _Walk(unwrap(model), sample, calibrate=calibrate, approximate=approximate)
     received: dict[str, Tensor] = {}
     lifted = walk.run(p=p, received=received if diagonal else None)
@@ -209,13 +247,21 @@ def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
     other parameters, and heads that only train mode uses.
     """
     sample = capture_sample(model, example_inputs)
-    walk = _Walk(unwrap(model), sample, calibrate=False, approximate=True)
-    received: dict[str, Tensor] = {}
-    lifted = walk.run(p=0, received=received, count=True, support=True)
-    if lifted.total.requires_grad:
-        lifted.total.backward()
-    off = [name for name in walk.trainable if name not in received or not bool(received[name].any())]
-    return {name: _reason(name, sample.graph, lifted) for name in off}
+    off: dict[str, str] = {}
+    for part in sample.all:
+        walk = _Walk(unwrap(model), part, calibrate=False, approximate=True)
+        received: dict[str, Tensor] = {}
+        lifted = walk.run(p=0, received=received, count=True, support=True)
+        if lifted.total.requires_grad:
+            lifted.total.backward()
+        on = {name for name, g in received.items() if bool(g.any())}
+        # What one graph says of a parameter that another one has on a path does not count.
+        seen = {node.name for node in part.graph.nodes if node.op == "parameter"} | (
+            walk.trainable.keys() if part is sample else set()
+        )
+        off |= {name: _reason(name, part.graph, lifted) for name in walk.trainable if name in seen and name not in on}
+        off = {name: reason for name, reason in off.items() if name not in on}
+    return off
 
 
 class _Edge(torch.autograd.Function):
@@ -308,7 +354,7 @@ class _Walk:
             try:
                 return walk.run()
             except MissingValueError:
-                walk = replace(walk, measure_all=True, edges=edges, cuts={})
+                walk = replace(walk, measure_all=True, edges=edges, cuts={}, sinks=[])
                 return walk.run()
 
     def explain_overflow(self, p: float) -> None:
@@ -404,8 +450,9 @@ def _into_exponent(paths: PathSum) -> PathSum:
 def _count(model: nn.Module, example_inputs: Any) -> tuple[float, int]:
     """The number of paths as mantissa · 2^exponent."""
     sample = capture_sample(model, example_inputs)
-    lifted = _Walk(unwrap(model), sample, calibrate=False, approximate=True).run(p=0, count=True)
-    return float(lifted.total), lifted.exponent
+    counts = [_Walk(unwrap(model), part, calibrate=False, approximate=True).run(p=0, count=True) for part in sample.all]
+    exponent = max(count.exponent for count in counts)
+    return sum(float(count.total) * 2.0 ** (count.exponent - exponent) for count in counts), exponent
 
 
 def _log10(mantissa: float, exponent: int) -> float:

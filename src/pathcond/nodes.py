@@ -82,6 +82,7 @@ class Graph:
         varying: Calls that a number enters which was read from integer inputs: no constants, although
             they read no input.
         called: Parameters that any call reads, also those whose result reaches no output.
+        outlet: What becomes of the outputs, in words that follow "this unit".
     """
 
     nodes: tuple[Node, ...]
@@ -90,6 +91,7 @@ class Graph:
     training: bool
     varying: frozenset[Node] = frozenset()
     called: frozenset[str] = frozenset()
+    outlet: str = "is an output of the model"
 
 
 def alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:

@@ -14,13 +14,15 @@ from . import labels as lb
 from .aliasing import Aliases, through_views, written
 from .graph import Graph, Node
 from .labels import Labels
+from .picking import collapse_all, follow, simplified
 from .rules import RULES
+from .rules.experts import opaque
 from .rules.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
 from .rules.table import Column, Rule
 from .scales import Scales
 from .trees import tree_leaves, tree_map
 from .unread import list_in_sight
-from .values import Known, UnknownNumber, Weight
+from .values import Known, Picked, UnknownNumber, Weight
 
 logger = logging.getLogger("pathcond")
 
@@ -36,6 +38,7 @@ DRAWS = torch.Tag.nondeterministic_seeded
 
 HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), "")
 HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), "")
+OPAQUE = Rule(Column.of(opaque), "")
 
 
 def reads_constant(node: Node, known: Sequence[Known]) -> bool:
@@ -61,6 +64,7 @@ class Propagation(Scales):
         """Walk the graph in order; outputs are fixed at the end."""
         self.values = {}
         self.reads = {}
+        self.writers = {}
         self._aliases = Aliases()
         self.parameter_shapes |= {node.name: node.shape for node in graph.nodes if node.op == "parameter"}
         self.training = graph.training
@@ -75,6 +79,8 @@ class Propagation(Scales):
                 rule: Rule | None = HANDWRITTEN_EPSILON
             elif node in handwritten.gains:
                 rule = HANDWRITTEN_GAIN
+            elif node.op == "opaque":
+                rule = OPAQUE
             else:
                 rule = RULES.get(node.op)
             result = self._compact(self._checked(node, self._execute(node, rule)))
@@ -85,7 +91,7 @@ class Propagation(Scales):
         self.node = Node(name="output", op="output")
         for output in tree_leaves(graph.outputs):
             if isinstance(output, Node):
-                self.pin(self.values[output], "is an output of the model")
+                self.pin(self.values[output], graph.outlet)
                 self.read_buffers.update({output.name} if output.op == "buffer" else ())
         for name in self.read_buffers & self.scalings.keys():
             self.freeze(name, "is read as a plain tensor too")
@@ -96,7 +102,7 @@ class Propagation(Scales):
             for node in dict.fromkeys(list_in_sight(graph, level)):
                 self.node = node
                 for value in tree_leaves(self.values[node]):
-                    if isinstance(value, Labels):
+                    if isinstance(value, (Labels, Picked)):
                         self.pin(value, f"may meet {name}, which the example does not read")
 
     def _leaf(self, node: Node) -> Any:
@@ -117,6 +123,11 @@ class Propagation(Scales):
             return arguments["0"][arguments["1"]]
         self._note_buffers(node, arguments)
         self._pin_narrowed(node)
+        if any(isinstance(a, Picked) for a in tree_leaves(arguments)):
+            followed = self._followed(node, rule, arguments)
+            if followed is not None:
+                return followed
+            arguments = collapse_all(self, arguments)
         operands = [a for a in tree_leaves(arguments) if isinstance(a, (Labels, Weight, Known))]
         result = self._apply(node, rule, arguments, operands)
         # A view of a parameter has not been read yet; what is made of it will be.
@@ -162,6 +173,14 @@ class Propagation(Scales):
             if floating and result.max < torch.finfo(dtype).max / 100 and isinstance(self.values[operand], (Labels, Weight)):
                 self.pin(self.values[operand], f"is rounded to {node.dtype}")
 
+    def _followed(self, node: Node, rule: Rule | None, arguments: dict[str, Any]) -> Any:
+        """The op on what an index picked, member by member; None where members must share their scales."""
+        try:
+            return tree_map(simplified, follow(self, node, rule, arguments))
+        except FORM_ERRORS as error:
+            logger.info("The members of what is picked are equated at %s, %s: %s", node.op, node.where, error)
+            return None
+
     def _times_constant(self, node: Node, arguments: dict[str, Any]) -> Weight | None:
         """The parameter, if the node is a parameter times a constant: it scales as the parameter does.
 
@@ -187,7 +206,7 @@ class Propagation(Scales):
         return self._fitting(result, node.shape, node.dtype)
 
     def _fitting(self, result: Any, shape: Any, dtype: Any) -> Any:
-        if not isinstance(result, (Labels, Weight)):
+        if not isinstance(result, (Labels, Weight, Picked)):
             return result
         if tuple(result.shape) != shape:
             self.pin(result, f"passes through {self.node.op} in a form that its rule does not cover")
@@ -208,7 +227,8 @@ class Propagation(Scales):
     def _compute(self, node: Node, arguments: dict[str, Any], operands: Sequence[Known]) -> Any:
         """Execute an op on known values; where that is impossible its result is an unknown without scale."""
         tags = getattr(node.target, "tags", ())
-        if DRAWS in tags or node in self.varying or node.op.startswith(("empty", "new_empty", "_assert")) or node.shape is None:
+        has_no_value = node.op.startswith(("empty", "new_empty", "_assert", "opaque")) or node.shape is None
+        if DRAWS in tags or node in self.varying or has_no_value:
             return self._unscaled(node)
         if any(a.value.is_meta for a in operands):
             # Without a value it is a constant all the same: a mask on the meta device masks a weight.
@@ -235,17 +255,17 @@ class Propagation(Scales):
     def _record_mutation(self, node: Node, result: Any) -> None:
         """After an in-place op its target, and everything that shares memory with it, has changed."""
         for target in written(node):
+            self.writers |= dict.fromkeys(self._aliases.of(target), node)
             old = self.values[target]
             if isinstance(old, Known) and isinstance(result, Known):
                 if not result.lasting:  # computed for real, on shared memory
                     self._forget_zeros(target)
                 continue
-            same_shape = isinstance(old, Labels) and isinstance(result, Labels) and old.shape == result.shape
-            if same_shape and bool((old.ids == result.ids).all()):
+            if _same_labels(old, result):
                 continue
             others = self._aliases.of(target) - {target, node}
             leaf = target.target is None
-            if not others and not leaf and isinstance(result, Labels):
+            if not others and not leaf and isinstance(result, (Labels, Picked)):
                 self.values[target] = result
                 continue
             if isinstance(result, Labels) and self._write_through(target, result):
@@ -281,3 +301,12 @@ class Propagation(Scales):
         """What was written from a buffer may change later: its zeros are not for ever."""
         for member in self._aliases.of(target):
             self.values[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self.values[member])
+
+
+def _same_labels(a: Any, b: Any) -> bool:
+    """Whether two values in flight are known to carry the same labels."""
+    if isinstance(a, Picked) and isinstance(b, Picked):
+        alike = a.pick == b.pick and a.shape == b.shape and torch.equal(*torch.broadcast_tensors(a.place, b.place))
+        return alike and _same_labels(a.choices, b.choices)
+    both = isinstance(a, Labels) and isinstance(b, Labels) and a.shape == b.shape
+    return both and bool((a.ids == b.ids).all())

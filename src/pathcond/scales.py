@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from . import labels as lb
+from . import picking
 from .equations import Cause, Equations
 from .graph import Node
 from .labels import ANY, FIXED, Labels
 from .trees import tree_map
-from .values import Known, Scaling, Weight
+from .values import Known, Picked, Scaling, Weight
 
 UNSET = -2
 ZEROS_ALONE = "is added to the product of a weight with zeros alone, which hides what else it may read"
@@ -62,6 +63,7 @@ class Scales:
         parameter_shapes: Shapes of all parameters by name.
         reads: Which entries of a parameter the graph at work has read, by name: boolean, of its shape. A parameter that was
             read as a whole is left out.
+        writers: For nodes whose memory in-place ops have written so far, the last of these ops.
     """
 
     normalization: str
@@ -79,6 +81,7 @@ class Scales:
     values: dict[Node, Any] = field(default_factory=dict)
     parameter_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reads: dict[str, Tensor] = field(default_factory=dict)
+    writers: dict[Node, Node] = field(default_factory=dict)
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -96,6 +99,8 @@ class Scales:
         """A frozen parameter is a constant."""
         if isinstance(value, Weight) and value.name in self.frozen:
             return lb.constant(value.shape)
+        if isinstance(value, Picked) and isinstance(self.simplified(value.choices), Labels):
+            return picking.collapsed(self, value) if isinstance(value.choices, Weight) else value
         return value
 
     def labels(self, value: Any) -> Labels:
@@ -106,6 +111,8 @@ class Scales:
             return lb.of_value(value.value) if value.lasting else lb.constant(value.shape)
         if isinstance(value, Weight):
             return self._weight_labels(value)
+        if isinstance(value, Picked):
+            return picking.collapsed(self, value)
         return lb.of_value(torch.as_tensor(float(value) if isinstance(value, (bool, int, float)) else 1.0))
 
     def _weight_labels(self, weight: Weight) -> Labels:
@@ -127,8 +134,10 @@ class Scales:
             return Labels(plus, weight.shape)
         return Labels(self.equations.combine([(1, plus), (-1, minus)], by=self.node), weight.shape)
 
-    def broadcast(self, labels: Labels, shape: Sequence[int]) -> Labels:
+    def broadcast(self, labels: Any, shape: Sequence[int]) -> Any:
         """The same labels seen as a tensor of the given shape (leading axes added)."""
+        if isinstance(labels, Picked):
+            return picking.stretched(labels, shape)
         missing = len(shape) - labels.ids.dim()
         return Labels(labels.ids.reshape([1] * missing + list(labels.ids.shape)) if missing else labels.ids, tuple(shape))
 
@@ -158,7 +167,7 @@ class Scales:
     def _stand_in(self, node: Node) -> Any:
         """For ``expand_as`` and the like: only the shape of the other tensor matters."""
         value = self.values[node]
-        return torch.empty(value.shape, device="meta") if isinstance(value, (Labels, Weight, Known)) else value
+        return torch.empty(value.shape, device="meta") if isinstance(value, (Labels, Weight, Known, Picked)) else value
 
     def picked(self, weight: Weight, pick: Callable[[Tensor], Tensor]) -> Weight:
         """Entries of a parameter that known indices pick, as a view of it."""
@@ -191,16 +200,25 @@ class Scales:
         if isinstance(value, Labels):
             self.equations.pin(value.ids, by=self.node, reason=reason)
             return lb.constant(value.shape)
+        if isinstance(value, Picked):
+            self.pin(value.choices, reason)
+            return lb.constant(value.shape)
         if isinstance(value, (list, tuple)):
             return [self.pin(item, reason) for item in value]
         # The result of an op is not the constant that entered it: zeros that were written into are none.
         return lb.constant(value.shape) if isinstance(value, Known) else value
 
-    def merge(self, *values: Any, reason: str) -> Labels:
-        """Equate operands elementwise (broadcast); returns the common labels.
+    def merge(self, *values: Any, reason: str) -> Any:
+        """Equate operands elementwise (broadcast); returns the common labels, ``Picked`` if all operands are.
 
         A parameter that nothing has used before takes the labels of what it is added to.
         """
+        if any(isinstance(value, Picked) for value in values):
+            if not picking.may_stay_apart(self, values):
+                return self.merge(*picking.collapse_all(self, values), reason=reason)
+            operands, model = picking.together(self, values)
+            merged = self.merge(*operands, reason=reason)
+            return merged if model is None else picking.result_like(model, merged)
         operands = [self.simplified(value) for value in values]
         unused = [value for value in operands if self._unused(value)]
         if len(unused) == len(operands):
@@ -235,8 +253,12 @@ class Scales:
         self._assign(weight, ids, torch.zeros([1] * ids.dim(), dtype=torch.int32))
         return Labels(ids, weight.shape)
 
-    def combine(self, *terms: tuple[Any, Any]) -> Labels:
-        """Labels of a product Π operand^power, elementwise (broadcast)."""
+    def combine(self, *terms: tuple[Any, Any]) -> Any:
+        """Labels of a product Π operand^power, elementwise (broadcast); ``Picked`` if an operand is."""
+        if any(isinstance(operand, Picked) for _, operand in terms):
+            operands, model = picking.together(self, [operand for _, operand in terms])
+            product = self.combine(*[(power, operand) for (power, _), operand in zip(terms, operands, strict=True)])
+            return product if model is None else picking.result_like(model, product)
         labels = [(power, self.labels(operand)) for power, operand in terms]
         shape = tuple(torch.broadcast_shapes(*[operand.shape for _, operand in labels]))
         ids = self.combine_ids(*[(power, operand.ids) for power, operand in labels])

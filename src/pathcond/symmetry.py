@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .bounds import EpsilonShares
-from .captures import Captured, capture_all, list_parameters_read
+from .captures import Captured, capture_all, list_frozen_by_routing, list_parameters_read
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
 from .factor import exp
@@ -291,8 +291,9 @@ def symmetry_of(
     """
     graphs = [graph for capture in captured for graph in capture.graphs]
     read = list_parameters_read(captured)
-    unread = [name for name, _ in model.named_parameters() if name not in read]
-    held = {name: Cause(None, reason) for name, reason in excluded.items()}
+    stays = list_frozen_by_routing(captured)
+    unread = [name for name, _ in model.named_parameters() if name not in read and name not in stays]
+    held = {name: Cause(None, reason) for name, reason in [*stays.items(), *excluded.items()]}
     if frozen == "keep":
         held |= {name: Cause(None, FROZEN) for name in list_frozen(model)}
     scales = Propagation(

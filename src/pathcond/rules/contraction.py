@@ -16,6 +16,8 @@ from torch import Tensor
 
 from .. import labels as lb
 from ..labels import ANY, Labels
+from ..picking import collapse_all, same_places
+from ..values import Picked
 from .table import energy, rule
 
 if TYPE_CHECKING:
@@ -23,13 +25,19 @@ if TYPE_CHECKING:
     from ..scales import Scales
 
 CONTRACTION = "Contractions: weights read the scales of their inputs and give fresh ones to their outputs"
+MEMBERS = "#"  # the axis of a stack's members, which no equation of einsum has
 MAX_PRODUCTS = 1 << 22  # beyond this many terms a product of two activations is fixed instead of traced
 
 
-def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:
-    """Labels of einsum("x_axes,w_axes->out_axes"); the result has one axis per letter, size 1 where constant."""
+def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Any:
+    """Labels of einsum("x_axes,w_axes->out_axes"); the result has one axis per letter, size 1 where constant.
+
+    It is ``Picked`` if an operand is: each member is contracted by itself.
+    """
     given = (x, w)
     x, w = (scales.simplified(operand) for operand in given)
+    if isinstance(x, Picked) or isinstance(w, Picked):
+        return _of_picked(scales, x, x_axes, w, w_axes, out_axes)
     if scales.is_weight(x) and not scales.is_weight(w):
         return contract(scales, w, w_axes, x, x_axes, out_axes)
     if scales.is_weight(w):
@@ -73,6 +81,40 @@ def _agree_where_constant(scales: Scales, a: Labels, a_axes: str, b: Labels, b_a
     varying = {axis for axis, size in zip(b_axes, b.ids.shape, strict=True) if size > 1}
     kept = varying | set(out_axes)
     return scales.agree(a, [i for i, axis in enumerate(a_axes) if axis not in kept])
+
+
+def _of_picked(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Any:
+    """A contraction of what an index picked, with the members as one more axis that is not summed."""
+    if isinstance(x, Picked) and scales.is_weight(x.choices) and not (isinstance(w, Picked) and scales.is_weight(w.choices)):
+        x, x_axes, w, w_axes = w, w_axes, x, x_axes
+    operands = ((x, x_axes), (w, w_axes))
+    apart = all(_sums_no_places(value, axes, out_axes) for value, axes in operands if isinstance(value, Picked))
+    if scales.is_weight(x) or scales.is_weight(w) or not apart:
+        x, w = collapse_all(scales, (x, w))
+        return contract(scales, x, x_axes, w, w_axes, out_axes)
+    places = [_arrange(value.place, axes, out_axes) for value, axes in operands if isinstance(value, Picked)]
+    if len(places) == 2 and not (x.pick == w.pick and same_places(places[0], places[1])):
+        return contract(scales, collapse_all(scales, x), x_axes, w, w_axes, out_axes)
+    pick = next(value.pick for value in (w, x) if isinstance(value, Picked))
+
+    def with_members(value: Any) -> Any:
+        if isinstance(value, Picked):
+            return value.choices
+        labels = scales.labels(value)
+        return Labels(labels.ids[None], (pick.count, *labels.shape))
+
+    sizes: dict[str, int] = {}
+    for axis, size in [*zip(x_axes, x.shape, strict=True), *zip(w_axes, w.shape, strict=True)]:
+        sizes[axis] = max(size, sizes.get(axis, 1))
+    product = contract(scales, with_members(x), MEMBERS + x_axes, with_members(w), MEMBERS + w_axes, MEMBERS + out_axes)
+    shape = tuple(sizes[axis] for axis in out_axes)
+    place = torch.broadcast_tensors(*places)[0]
+    return Picked(Labels(product.ids, (pick.count, *shape)), shape, place, pick)
+
+
+def _sums_no_places(value: Picked, axes: str, out_axes: str) -> bool:
+    """Whether no elements of different places are summed."""
+    return all(size == 1 or axis in out_axes for axis, size in zip(axes, value.place.shape, strict=True))
 
 
 def _through_weight(scales: Scales, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Labels:

@@ -1,4 +1,7 @@
-"""Look-ups: a known index is executed on the labels, an unknown one equates what it may pick."""
+"""Look-ups: a known index is executed on the labels, an unknown one equates what it may pick.
+
+Members of a stack of parameters that an unknown index picks from stay apart (``picking``).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import FREEZE, Frozen, PathSum
+from ..energies import FREEZE, Edges, Frozen, PathSum
 from ..labels import Labels, constant
+from ..picking import pick_from
 from ..values import Known
 from .table import energy, rule
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from ..scales import Scales
 
 SUM_OF_ROWS, MEAN_OF_ROWS = 0, 1  # modes of embedding_bag
-INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick"
+INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick (experts stay apart)"
 
 
 @rule("embedding", family=INDEXING)
@@ -50,6 +54,11 @@ def embedding_bag(scales: Scales, weight: Any, indices: Any, offsets: Any, per_s
 
 @rule("index", family=INDEXING)
 def index(scales: Scales, x: Any, indices: Any) -> Any:
+    if scales.value(indices[0]) is None and all(given is None for given in indices[1:]):
+        picked = pick_from(scales, x, scales.node.bound["indices"][0])
+        if picked is not None:
+            scales.pin(indices[0], "is an index")
+            return picked
     values = [None if given is None else scales.value(given) for given in indices]
     known = all(given is None or value is not None for given, value in zip(indices, values, strict=True))
     x = scales.simplified(x)
@@ -83,9 +92,13 @@ def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Any:
     x, value = scales.simplified(x), scales.value(index)
     if value is not None and scales.is_weight(x):
         return scales.picked(x, lambda at: at.index_select(dim, value))
-    labels = scales.labels(x)
     if value is None:
         scales.pin(index, "is an index")
+        picked = pick_from(scales, x, scales.node.bound["index"]) if dim == 0 else None
+        if picked is not None:
+            return picked
+    labels = scales.labels(x)
+    if value is None:
         return Labels(scales.agree(labels, [dim]).ids, scales.node.shape)
     return Labels(labels.along([dim]).index_select(dim, value), scales.node.shape)
 
@@ -152,6 +165,8 @@ def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
     """What the example batch picks; uncalibrated one path per element that may be picked."""
     power = energies.summand(x)
     unknown = any(isinstance(given, (Frozen, PathSum)) for given in indices)
+    if unknown and isinstance(x, Edges) and _picks_rows(energies.node.bound["indices"]):
+        return energies.picked(lambda at: _rows(power, at, energies.node.shape), "indices", len(power), edges=True)
     if not unknown or energies.calibrate:
         return energies.averaged(lambda at: power[_subscript(at)], "indices")
     if any(given is not None and _is_mask(given) for given in energies.node.bound["indices"]):
@@ -174,11 +189,25 @@ def _is_mask(index: Any) -> bool:
     return index.dtype == torch.bool
 
 
+def _picks_rows(indices: Any) -> bool:
+    """Whether one index picks along the first axis and no other does."""
+    first, *others = indices
+    return first is not None and not _is_mask(first) and all(given is None for given in others)
+
+
+def _rows(power: Tensor, at: Any, shape: Any) -> Tensor:
+    """Rows of a tensor by an index, or one of its rows everywhere."""
+    return power[at].expand(shape) if isinstance(at, int) else power[at]
+
+
 @energy("index_select", "gather", "take_along_dim", measures=True)
-def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Tensor:
+def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Any:
     """What the example batch picks; uncalibrated one path per element that may be picked."""
     name = "index" if index is not None else "indices"
     given = index if index is not None else indices
+    if isinstance(x, Edges) and not isinstance(given, Known) and energies.node.op == "index_select" and dim == 0:
+        power = energies.summand(x)
+        return energies.picked(lambda at: _rows(power, at, energies.node.shape), name, len(power), edges=True)
     if isinstance(given, Known) or energies.calibrate:
         power = energies.summand(x)
         return energies.averaged(lambda at: energies.itself({"self": power, name: at}), name)

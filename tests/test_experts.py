@@ -1,0 +1,504 @@
+"""Mixtures of experts: which parameters are read depends on the data, and every expert has scales of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathcond
+from pathcond import stubs
+from pathcond.lifting import capture_sample
+from pathcond.outputs import output_change
+from pathcond.reference import count_symmetries
+
+from .cases import Calls
+from .zoo import outputs
+
+EXPERTS, WIDTH, HIDDEN, OUT = 3, 3, 4, 2
+
+
+def stacked(forward: Callable[..., Any], up: int = HIDDEN, **more: Any) -> tuple[nn.Module, Tensor]:
+    """A router and two stacks, (experts, out, in); the batch reaches every expert."""
+    model = Calls(
+        forward,
+        router=nn.Linear(WIDTH, EXPERTS, bias=False),
+        w1=nn.Parameter(torch.randn(EXPERTS, up, WIDTH)),
+        w2=nn.Parameter(torch.randn(EXPERTS, OUT, HIDDEN)),
+        **more,
+    ).double()
+    return model.eval(), torch.randn(12, WIDTH).double()
+
+
+def times(matrices: Tensor, rows: Tensor) -> Tensor:
+    return torch.bmm(matrices, rows.unsqueeze(-1)).squeeze(-1)
+
+
+def one_expert(self: Any, x: Tensor) -> Tensor:
+    chosen = self.router(x).softmax(-1).argmax(-1)
+    return times(self.w2[chosen], F.relu(times(self.w1[chosen], x)))
+
+
+def two_experts(self: Any, x: Tensor) -> Tensor:
+    share, chosen = self.router(x).softmax(-1).topk(2, -1)
+    rows, flat = x.repeat_interleave(2, 0), chosen.reshape(-1)
+    out = times(self.w2[flat], F.relu(times(self.w1[flat], rows))) * share.reshape(-1, 1)
+    return out.view(len(x), 2, -1).sum(1)
+
+
+def gated(self: Any, x: Tensor) -> Tensor:
+    chosen = self.router(x).softmax(-1).argmax(-1)
+    gate, up = times(self.w1[chosen], x).chunk(2, -1)
+    return times(self.w2[chosen], F.relu(gate) * up)
+
+
+def with_biases(self: Any, x: Tensor) -> Tensor:
+    chosen = self.router(x).softmax(-1).argmax(-1)
+    hidden = times(self.w1[chosen], x)
+    hidden.add_(self.b1[chosen].squeeze(-1))
+    return times(self.w2[chosen], F.relu(hidden)) + self.b2[chosen].flatten(1)
+
+
+def by_einsum(self: Any, x: Tensor) -> Tensor:
+    share, chosen = self.router(x).softmax(-1).topk(2, -1)
+    hidden = F.relu(torch.einsum("nkoi,ni->nko", self.w1[chosen], x))
+    return torch.einsum("nkoi,nki->nko", self.w2[chosen], hidden * share.unsqueeze(-1)).sum(1)
+
+
+def by_index_select(self: Any, x: Tensor) -> Tensor:
+    chosen = self.router(x).softmax(-1).argmax(-1)
+    hidden = x.unsqueeze(1) @ self.w1.index_select(0, chosen).transpose(1, 2)
+    return (F.relu(hidden) @ self.w2.index_select(0, chosen.clone()).mT).squeeze(1)
+
+
+STACKED: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {
+    # {name: (network, its units by hand)}: one per expert and hidden unit, two where a gate has a scale of its own
+    "one expert": (lambda: stacked(one_expert), 12),
+    "two experts": (lambda: stacked(two_experts), 12),
+    "gated": (lambda: stacked(gated, up=2 * HIDDEN), 24),
+    "biases": (
+        # The numerical rank knows lines of parameters: with an axis of size 1, each element is one.
+        lambda: stacked(
+            with_biases, b1=nn.Parameter(torch.randn(EXPERTS, HIDDEN, 1)), b2=nn.Parameter(torch.randn(EXPERTS, OUT, 1))
+        ),
+        12,
+    ),
+    "einsum": (lambda: stacked(by_einsum), 12),
+    "index_select": (lambda: stacked(by_index_select), 12),
+}
+
+
+def changes(model: nn.Module, x: Tensor, symmetry: pathcond.Symmetry, batches: list[Any]) -> list[float]:
+    """Relative change of the outputs of each batch, in both modes, under random log-scales in [-2, 2]."""
+    modes = [(batch, training) for batch in [x, *batches] for training in (False, True)]
+    before = [outputs(model, batch, training=training) for batch, training in modes]
+    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False)
+    after = [outputs(model, batch, training=training) for batch, training in modes]
+    return [output_change(b, a) for b, a in zip(before, after, strict=True)]
+
+
+def other_batches() -> list[Tensor]:
+    return [torch.randn(12, WIDTH).double(), torch.randn(5, WIDTH).double(), torch.randn(1, WIDTH).double()]
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_every_expert_of_a_stack_has_units_of_its_own(name: str) -> None:
+    build, units = STACKED[name]
+    model, x = build()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == units == count_symmetries(model, x)
+    assert max(changes(model, x, symmetry, other_batches())) < 1e-10
+
+
+@pytest.mark.parametrize("calibrate", [True, False])
+@pytest.mark.parametrize("name", STACKED)
+def test_the_diagonal_of_a_stack_follows_the_scales(name: str, calibrate: bool) -> None:
+    model, x = STACKED[name][0]()
+    symmetry, sample = pathcond.find_symmetry(model, x), capture_sample(model, x)
+    log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
+    before = pathcond.diag_g(model, sample, calibrate=calibrate)
+    assert all(bool((before[stack] > 0).any()) for stack in ("w1", "w2"))
+    factors = symmetry.factors(log_scales)
+    pathcond.rescale_(model, symmetry, log_scales)
+    after = pathcond.diag_g(model, sample, calibrate=calibrate)
+    for parameter, g in before.items():
+        torch.testing.assert_close(after[parameter] * factors[parameter] ** 2, g, rtol=1e-9, atol=0)
+    pathcond.condition_(model, x, calibrate=calibrate)
+    assert bool(pathcond.condition_(model, x, calibrate=calibrate).log_scales.abs().max() < 1e-6)
+
+
+def test_the_diagonal_of_a_stack_is_that_of_the_experts_that_the_batch_reaches() -> None:
+    model, x = stacked(one_expert)
+    g = pathcond.diag_g(model, x)
+    chosen = model.router(x).argmax(-1)
+    for expert in range(EXPERTS):
+        share = float((chosen == expert).double().mean())
+        # Paths of one sample: every input, one hidden unit, every output.
+        expected = share * model.w2[expert].square().sum(0)
+        torch.testing.assert_close(g["w1"][expert], expected.unsqueeze(1).expand(HIDDEN, WIDTH))
+
+
+def test_experts_of_a_grouped_product_have_units_of_their_own() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        chosen, order = self.router(x).softmax(-1).argmax(-1).sort()
+        ends = torch.histc(chosen.float(), EXPERTS, 0, EXPERTS - 1).cumsum(0).int()
+        hidden = F.relu(torch._grouped_mm(x[order], self.w1, offs=ends))
+        out = torch._grouped_mm(hidden, self.w2.transpose(1, 2), offs=ends)
+        return out[order.argsort()]
+
+    model = Calls(
+        forward, router=nn.Linear(8, EXPERTS), w1=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
+        w2=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
+    ).bfloat16()  # fmt: skip
+    x = torch.randn(24, 8).bfloat16()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == EXPERTS * 16
+    batches = [x, torch.randn(24, 8).bfloat16(), torch.randn(7, 8).bfloat16()]
+    before = [model(batch) for batch in batches]
+    octaves = torch.randint(-2, 3, (symmetry.num_units,)).double()
+    pathcond.rescale_(model, symmetry, octaves * torch.tensor(2.0).double().log(), verify=False)
+    # Powers of two are exact in any precision.
+    assert all(torch.equal(model(batch), out) for batch, out in zip(batches, before, strict=True))
+    pathcond.condition_(model, x)
+    assert not pathcond.condition_(model, x).log_scales.any()
+
+
+def test_a_grouped_product_whose_groups_differ_from_those_before_equates_the_experts() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        ends = torch.histc(self.router(x).softmax(-1).argmax(-1).float(), EXPERTS, 0, EXPERTS - 1).cumsum(0).int()
+        hidden = F.relu(torch._grouped_mm(x, self.w1, offs=ends))
+        return torch._grouped_mm(hidden, self.w2, offs=(ends - 1).clamp(min=0))
+
+    model = Calls(
+        forward, router=nn.Linear(8, EXPERTS), w1=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
+        w2=nn.Parameter(torch.randn(EXPERTS, 16, 8)),
+    ).bfloat16()  # fmt: skip
+    assert pathcond.find_symmetry(model, torch.randn(24, 8).bfloat16()).num_units == 16
+
+
+# Programs in which what the second look-up reads is not what the first one made for the same expert.
+HOSTILE: dict[str, Callable[..., Any]] = {
+    "tokens turned round": lambda self, x, i, h: times(self.w2[i], h.flip(0)),
+    "tokens moved on": lambda self, x, i, h: times(self.w2[i], h.roll(1, 0)),
+    "tokens shifted by a slice": lambda self, x, i, h: times(self.w2[i][1:], h[:-1]),
+    "tokens in another order": lambda self, x, i, h: times(self.w2[i], h[torch.arange(len(x) - 1, -1, -1)]),
+    "tokens sorted": lambda self, x, i, h: times(self.w2[i], h[x[:, 0].argsort()]),
+    "experts sorted": lambda self, x, i, h: times(self.w2[i.sort()[0]], h),
+    "the next expert": lambda self, x, i, h: times(self.w2[(i + 1) % EXPERTS], h),
+    "another index": lambda self, x, i, h: times(self.w2[x.argmin(-1)], h),
+    "the index of another token": lambda self, x, i, h: times(self.w2[i[:1].expand(len(x))], h),
+    "one expert for all tokens": lambda self, x, i, h: h @ self.w2[i[0]].t(),
+    "a mean over tokens": lambda self, x, i, h: times(self.w2[i], h.mean(0, keepdim=True).expand_as(h)),
+    "a running sum over tokens": lambda self, x, i, h: times(self.w2[i], h.cumsum(0)),
+    "attention between tokens": lambda self, x, i, h: times(self.w2[i], (x @ x.t()).softmax(-1) @ h),
+    "a residual of another expert": lambda self, x, i, h: times(self.w2[i], h + h.flip(0)),
+    "a sum with what has no scale": lambda self, x, i, h: times(self.w2[i], h + x.sum(-1, keepdim=True)),
+    "a product with another expert's": lambda self, x, i, h: times(self.w2[i], h * h.flip(0)),
+    "one matrix for all experts": lambda self, x, i, h: F.relu(h) @ self.w2[0].t(),
+    "tokens as features": lambda self, x, i, h: times(self.w2[i[:4]], h[:4].t()),
+    "tokens and features mixed by a reshape": lambda self, x, i, h: times(self.w2[i], h.t().reshape(h.shape)),
+    "a factor that depends on the expert": lambda self, x, i, h: times(self.w2[i], h * (1 + i.unsqueeze(-1))),
+    "a norm over features": lambda self, x, i, h: times(self.w2[i], h / (1 + h.norm(dim=-1, keepdim=True))),
+    "compared with the next": lambda self, x, i, h: times(self.w2[i], torch.maximum(h, h.roll(1, 0))),
+    "written into a table": lambda self, x, i, h: times(self.w2[i], torch.zeros_like(h).index_put((i,), h)),
+    "read twice": lambda self, x, i, h: times(self.w2[i], h) + times(self.w2[i.flip(0)], h),
+    "the stack itself is read": lambda self, x, i, h: times(self.w2[i], h) + self.w1.sum(),
+    "the last of the stack": lambda self, x, i, h: times(self.w2[i - 1], h),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_mixes_tokens_or_experts_keeps_the_function(name: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        chosen = self.router(x).softmax(-1).argmax(-1)
+        hidden = F.relu(times(self.w1[chosen], x))
+        return HOSTILE[name](self, x, chosen, hidden)
+
+    model, x = stacked(forward)
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units <= count_symmetries(model, x)
+    assert max(changes(model, x, symmetry, other_batches()[:1])) < 1e-10
+
+
+def written_in_place(i: Tensor) -> Tensor:
+    return i.add_(1).remainder_(EXPERTS)
+
+
+def copied_before_it_is_written(i: Tensor) -> Tensor:
+    copy = i.clone()
+    i.zero_()
+    return copy.add_(1).remainder_(EXPERTS)
+
+
+def copied_after_it_was_written(i: Tensor) -> Tensor:
+    view = i.view(-1, 1)
+    view.add_(1).remainder_(EXPERTS)
+    return i.clone()
+
+
+@pytest.mark.parametrize("change", [written_in_place, copied_before_it_is_written, copied_after_it_was_written])
+def test_an_index_that_is_written_between_look_ups_is_another_index(change: Callable[[Tensor], Tensor]) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        chosen = self.router(x).softmax(-1).argmax(-1)
+        hidden = F.relu(times(self.w1[chosen], x))
+        return times(self.w2[change(chosen)], hidden)
+
+    model, x = stacked(forward)
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == HIDDEN
+    assert max(changes(model, x, symmetry, other_batches())) < 1e-10
+
+
+# -- experts that are modules, called by a dispatch that cannot be followed ---------------------------
+
+
+class Dispatch(nn.Module):
+    """Each token goes to one expert; experts are called one after the other on the tokens that chose them."""
+
+    def __init__(self, *experts: nn.Module, width: int = WIDTH) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, len(experts))
+        self.experts = nn.ModuleList(experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share, chosen = self.router(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows = (chosen == number).nonzero().squeeze(-1)
+            out[rows] = self.call(self.experts[number], x[rows]) * share[rows].unsqueeze(-1)
+        return out
+
+    def call(self, expert: nn.Module, rows: Tensor) -> Tensor:
+        return expert(rows)  # type: ignore[no-any-return]
+
+
+class Expert(nn.Module):
+    def __init__(self, width: int = WIDTH, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x)))  # type: ignore[no-any-return]
+
+
+class GatedExpert(Expert):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+def around(dispatch: nn.Module) -> tuple[nn.Module, Tensor]:
+    """Two layers in front of a dispatch, with four units of their own, and one behind it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, WIDTH), dispatch, nn.Linear(WIDTH, 2)).double().eval()
+    x = torch.randn(40, 3).double()
+    spread(dispatch.router, model[:3](x))  # type: ignore[arg-type]
+    return model, x
+
+
+def spread(router: nn.Linear, tokens: Tensor) -> None:
+    """Draw a router that sends more than one token to every expert."""
+    while int(router(tokens).argmax(-1).bincount(minlength=router.out_features).min()) < 2:
+        nn.init.normal_(router.weight)
+        nn.init.zeros_(router.bias)
+
+
+def reached(model: nn.Module, x: Tensor) -> set[int]:
+    return set(model[3].router(model[:3](x)).argmax(-1).tolist())
+
+
+EXPERT_MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "two layers": (Expert, HIDDEN),
+    "a Sequential": (lambda: nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)), HIDDEN),
+    "gated": (GatedExpert, 2 * HIDDEN),
+}
+
+
+@pytest.mark.parametrize("name", EXPERT_MODULES)
+def test_experts_behind_a_sparse_dispatch_are_rescaled_one_by_one(name: str) -> None:
+    expert, units = EXPERT_MODULES[name]
+    model, x = around(Dispatch(*(expert() for _ in range(EXPERTS))))
+    assert reached(model, x) == set(range(EXPERTS))
+    symmetry = pathcond.find_symmetry(model, x)
+    # Scales at the entrance and at the exit of the dispatch exist, but it cannot be known that it keeps them.
+    assert symmetry.num_units == 4 + EXPERTS * units == count_symmetries(model, x) - 2 * WIDTH
+    batches = [torch.randn(size, 3).double() for size in (40, 7, 1)]
+    assert max(changes(model, x, symmetry, batches)) < 1e-10
+
+
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_conditioning_experts_behind_a_dispatch_twice_does_nothing(calibrate: bool) -> None:
+    model, x = around(Dispatch(*(GatedExpert() for _ in range(EXPERTS))))
+    symmetry, sample = pathcond.find_symmetry(model, x), capture_sample(model, x)
+    log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
+    before, factors = pathcond.diag_g(model, sample, calibrate=calibrate), symmetry.factors(log_scales)
+    assert all(bool((g > 0).any()) for name, g in before.items() if "experts" in name or not name.startswith("3."))
+    pathcond.rescale_(model, symmetry, log_scales)
+    after = pathcond.diag_g(model, sample, calibrate=calibrate)
+    for name, g in before.items():
+        torch.testing.assert_close(after[name] * factors[name] ** 2, g, rtol=1e-9, atol=0)
+    moved = pathcond.condition_(model, x, calibrate=calibrate)
+    assert all(bool(moved.log_scales[list(group.units)].abs().max() > 1e-3) for group in moved.groups)
+    assert bool(pathcond.condition_(model, x, calibrate=calibrate).log_scales.abs().max() < 1e-6)
+
+
+def test_an_expert_that_the_example_never_reaches_is_named_and_left_alone() -> None:
+    model, x = around(Dispatch(*(Expert() for _ in range(EXPERTS))))
+    with torch.no_grad():
+        model[3].router.bias[1] = -1e6
+    assert reached(model, x) == {0, 2}
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4 + 2 * HIDDEN
+    never = {pin.name for pin in symmetry.pinned if "the example never reaches" in pin.reason}
+    assert never == {f"3.experts.1.{name}" for name, _ in Expert().named_parameters()}
+    before = {name: value.clone() for name, value in model[3].experts[1].state_dict().items()}
+    pathcond.condition_(model, x)
+    assert all(torch.equal(value, before[name]) for name, value in model[3].experts[1].state_dict().items())
+
+
+def test_what_is_shared_with_an_expert_that_is_never_reached_stays_as_it_is() -> None:
+    shared = Expert()
+    other = Expert()
+    other.up = shared.up
+    model, x = around(Dispatch(shared, Expert(), other))
+    with torch.no_grad():
+        model[3].router.bias[2] = -1e6
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4 + HIDDEN
+    assert not {"3.experts.0.up.weight", "3.experts.2.down.weight"} & symmetry.scalings.keys()
+    assert max(changes(model, x, symmetry, [])) < 1e-10
+
+
+def test_nothing_is_rescaled_where_the_dispatch_reads_its_experts_parameters() -> None:
+    class Reading(Dispatch):
+        def call(self, expert: nn.Module, rows: Tensor) -> Tensor:
+            return expert(rows) + F.linear(rows, expert.up.weight).mean(-1, keepdim=True)  # type: ignore[operator, union-attr]
+
+    model, x = around(Reading(*(Expert() for _ in range(EXPERTS))))
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4
+    assert {pin.name for pin in symmetry.pinned if not pin.units} >= {f"3.experts.{i}.up.weight" for i in range(EXPERTS)}
+    assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
+
+
+def test_a_parameter_that_the_dispatch_hands_to_an_expert_stays_as_it_is() -> None:
+    class Mixing(Expert):
+        def forward(self, x: Tensor, more: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x) + more.sum()
+
+    class Handing(Dispatch):
+        def call(self, expert: nn.Module, rows: Tensor) -> Tensor:
+            return expert(rows, next(iter(self.experts)).extra())  # type: ignore[operator, union-attr, no-any-return]
+
+    class First(Mixing):
+        def extra(self) -> Tensor:
+            return self.up.bias
+
+    model, x = around(Handing(First(), Mixing(), Mixing()))
+    symmetry = pathcond.find_symmetry(model, x)
+    assert "3.experts.0.up.bias" not in symmetry.scalings
+    assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
+
+
+class OfOneRow(Dispatch):
+    """On one row the dispatch does something else with its expert; the example never sends a single row."""
+
+    def call(self, expert: nn.Module, rows: Tensor) -> Tensor:
+        return expert(rows) if len(rows) > 1 else self.other(expert, rows)  # type: ignore[no-any-return]
+
+    def other(self, expert: Any, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class ReadsAParameter(OfOneRow):
+    def other(self, expert: Any, rows: Tensor) -> Tensor:
+        return F.linear(rows, expert.up.weight).mean(-1, keepdim=True)
+
+
+class CallsAPart(OfOneRow):
+    def other(self, expert: Any, rows: Tensor) -> Tensor:
+        return expert.up(rows).mean(-1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class ReadsAllParameters(OfOneRow):
+    def other(self, expert: Any, rows: Tensor) -> Tensor:
+        return rows * sum(parameter.sum() for parameter in expert.parameters())
+
+
+class CallsAPartByItsPlace(OfOneRow):
+    def other(self, expert: Any, rows: Tensor) -> Tensor:
+        return expert[0](rows).mean(-1, keepdim=True)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dispatch", [ReadsAParameter, CallsAPart, ReadsAllParameters, CallsAPartByItsPlace])
+def test_a_branch_that_the_example_does_not_take_may_reach_into_an_expert(dispatch: type[OfOneRow]) -> None:
+    build = EXPERT_MODULES["a Sequential" if dispatch is CallsAPartByItsPlace else "two layers"][0]
+    model, x = around(dispatch(*(build() for _ in range(EXPERTS))))
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4
+    assert max(changes(model, x, symmetry, [torch.randn(1, 3).double(), torch.randn(4, 3).double()])) < 1e-10
+
+
+def test_a_dispatch_inside_an_expert_of_a_dispatch() -> None:
+    inner = Dispatch(Expert(), Expert())
+    model, x = around(Dispatch(inner, Expert()))
+    tokens = model[:3](x)
+    spread(inner.router, tokens[model[3].router(tokens).argmax(-1) == 0])
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4 + 3 * HIDDEN
+    assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
+
+
+def test_a_model_that_is_a_dispatch_itself() -> None:
+    model = Dispatch(*(Expert() for _ in range(EXPERTS))).double().eval()
+    x = torch.randn(40, WIDTH).double()
+    spread(model.router, x)
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == EXPERTS * HIDDEN
+    assert max(changes(model, x, symmetry, [torch.randn(9, WIDTH).double()])) < 1e-10
+    pathcond.condition_(model, x)
+    assert bool(pathcond.condition_(model, x).log_scales.abs().max() < 1e-6)
+
+
+def test_one_expert_under_two_names_and_called_in_two_ways() -> None:
+    class Optional(Expert):
+        def forward(self, x: Tensor, *, scaled: bool = False) -> Tensor:  # type: ignore[override]
+            hidden = F.relu(self.up(x))
+            return self.down(hidden / (1 + hidden.sum(-1, keepdim=True))) if scaled else self.down(hidden)  # type: ignore[no-any-return]
+
+    class Twice(Dispatch):
+        def call(self, expert: nn.Module, rows: Tensor) -> Tensor:
+            return expert(rows) + expert(rows, scaled=True)  # type: ignore[no-any-return]
+
+    one = Optional()
+    model, x = around(Twice(one, Optional(), one))
+    # What the second way asks for holds for all: 1 + sum has no scale.
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4
+    assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
+
+
+def test_a_dispatch_that_writes_into_its_input_makes_its_caller_opaque() -> None:
+    class Writing(Dispatch):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.copy_(super().forward(x))
+
+    model, x = around(Writing(*(Expert() for _ in range(EXPERTS))))
+    symmetry = pathcond.find_symmetry(model, x)
+    # The caller is the model itself: what is left are the units inside the experts.
+    assert symmetry.num_units == EXPERTS * HIDDEN
+    assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
+
+
+def test_nothing_of_the_model_changes_while_a_dispatch_is_captured() -> None:
+    model, x = around(Dispatch(*(Expert() for _ in range(EXPERTS))))
+    before = {name: (module.training, vars(module).keys(), len(module._forward_hooks)) for name, module in model.named_modules()}
+    pathcond.find_symmetry(model, x)
+    after = {name: (module.training, vars(module).keys(), len(module._forward_hooks)) for name, module in model.named_modules()}
+    assert before == after
+    assert not stubs._sites
