@@ -132,7 +132,10 @@ def picked_by_a_list() -> Any:
         if 7 in tokens[[-1, 0]]:
             message = "these tokens may be padded"
             warnings.warn(message, stacklevel=1)
-        return self.b(F.relu(self.a(x))[:, [2, 0, 1, 3]])
+        h = F.relu(self.a(x))[:, [2, 0, 1, 3]]
+        weights = torch.ones_like(tokens, dtype=x.dtype)
+        weights[tokens == 2] = 0.5
+        return self.b(h * weights[:, None])
 
     return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (torch.randn(5, 3), torch.randint(0, 6, (5,)))
 

@@ -413,9 +413,9 @@ class _Conversions(TorchFunctionMode):
             with _set(trace, "literal"):
                 return self._with_sizes(func, args, kwargs)
         if func in (Tensor.__getitem__, Tensor.__setitem__):
-            # A list among the indices becomes a tensor.
-            parts = args[1] if isinstance(args[1], tuple) else args[1:2]
-            lists = [part for part in parts if isinstance(part, list)]
+            # A list among the indices becomes a tensor, and so does a number that is written.
+            parts = [*(args[1] if isinstance(args[1], tuple) else args[1:2]), *args[2:]]
+            lists = [part for part in parts if isinstance(part, (list, int, float))]
             trace.may_read([t for t in tree_leaves(lists) if isinstance(t, Tensor)], size=False)
             with _set(trace, "literal") if lists else contextlib.nullcontext():
                 return self._with_sizes(func, args, kwargs)
