@@ -205,7 +205,7 @@ def test_prepared_models_are_captured_once() -> None:
     prepared = prepare(model, x, normalization="full")
     torch.testing.assert_close(condition_(model, prepared, normalization="full").log_scales,
                                condition_(other, x, normalization="full").log_scales)  # fmt: skip
-    with pytest.raises(ValueError, match="prepared with 'full'"):
+    with pytest.raises(ValueError, match="prepared with normalization='full'"):
         condition_(model, prepared)
 
 

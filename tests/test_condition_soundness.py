@@ -168,7 +168,8 @@ def test_nothing_to_condition_is_said() -> None:
     x = torch.randn(5, 4).double()
     frozen = net(4, 4, 2).requires_grad_(False)
     state = copy.deepcopy(frozen.state_dict())
-    assert "no trainable parameter" in condition_(frozen, x).solution.message
+    assert "nothing can be rescaled" in condition_(frozen, x).solution.message
+    assert "no trainable parameter" in condition_(frozen, x, frozen="move").solution.message
     assert unchanged(frozen, state)
     for solver in (Exact(), ENorm(), CoordinateDescent()):
         assert condition_(nn.Linear(4, 2).double(), x, solver=solver).num_units == 0
