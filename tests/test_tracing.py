@@ -393,6 +393,13 @@ def buffer_that_forward_updates(self: Any, x: Tensor, i: Tensor) -> Tensor:
 
 
 @refused
+def buffer_that_only_train_mode_updates(self: Any, x: Tensor, i: Tensor) -> Tensor:
+    if self.training:
+        self.steps.add_(1)
+    return self.b(F.relu(self.a(x)) if self.steps < 10 else self.a(x))
+
+
+@refused
 def draw_of_several_numbers(self: Any, x: Tensor, i: Tensor) -> Tensor:
     return self.b(F.relu(self.a(x)) if torch.rand(3).sum() > 1 else self.a(x))
 

@@ -35,7 +35,7 @@ from .decisions import (
     user_line,
 )
 from .errors import UnsupportedModelError
-from .isolation import replaced
+from .isolation import replaced, untouched
 from .models import canonical_names, returned_leaves
 from .nodes import TORCH_FOLDER, Graph, Node, alive, called_parameters, op_name, type_of
 from .trees import tree_leaves, tree_map
@@ -86,11 +86,15 @@ def trace_graph(model: nn.Module, args: tuple, kwargs: dict[str, Any], *, traini
         for name, parameter in model.named_parameters()
     }
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    # Operations may write into the inputs, which are needed once more where a buffer decides.
+    unwritten = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, (args, kwargs))
     trace = _Trace(model, args, kwargs, {**copies, **buffers})
     with _attributes_kept(model), replaced(model, {**copies, **buffers}), torch.no_grad():
         with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws:
             result = model(*args, **kwargs)
         trace.note_reassigned(model)
+    if trace.decided_by and not training:
+        trace.written |= _buffers_written_in_train_mode(model, *unwritten)
     trace.refuse_changing_buffers()
     returned = [trace.output(leaf) for leaf in returned_leaves(result)]
     outputs = [*returned, *trace.checked]
@@ -102,6 +106,20 @@ def trace_graph(model: nn.Module, args: tuple, kwargs: dict[str, Any], *, traini
         varying=frozenset(trace.varying),
         called=called_parameters(trace.nodes),
     )
+
+
+def _buffers_written_in_train_mode(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """Names of the buffers that one call in train mode changes; all of them where that call fails."""
+    before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    after = {name: buffer.clone() for name, buffer in before.items()}
+    with untouched(model, training=True), _attributes_kept(model), replaced(model, after), torch.no_grad():
+        try:
+            model(*args, **kwargs)
+            after = dict(model.named_buffers())
+        # Whatever a model raises that is not meant to be trained on such a batch.
+        except Exception:
+            return set(before)
+    return {name for name in before if name not in after or not torch.equal(before[name], after[name])}
 
 
 @contextlib.contextmanager
