@@ -160,7 +160,8 @@ def test_fresh_batch_norms_are_measured_on_the_batch() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double(), torch.randn(16, 3).double()
     settled = copy.deepcopy(model)
     h = settled[0](x)
-    settled[1].running_mean, settled[1].running_var = h.mean(0).detach(), h.var(0, correction=0).detach()
+    # √max(var, ε) stands for √(var + ε)
+    settled[1].running_mean, settled[1].running_var = h.mean(0).detach(), h.var(0, correction=0).detach() - settled[1].eps
     settled[1].num_batches_tracked.fill_(1)
     torch.testing.assert_close(flat(diag_g(model, x)), flat(diag_g(settled, x)), **EXACT)
     as_in_the_paper = copy.deepcopy(model)
@@ -175,12 +176,17 @@ def test_later_batch_norms_see_what_earlier_ones_make_of_the_batch() -> None:
     layers = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2, affine=False), nn.ReLU()]
     model, x = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 2)).double(), torch.randn(5, 2, 8, 8).double()
     tracked = copy.deepcopy(model)
-    for norm in (tracked[1], tracked[4]):
-        norm.momentum = 1.0
+    for norm in (model[1], model[4], tracked[1], tracked[4]):
+        norm.momentum, norm.eps = 1.0, 1e-14
     tracked.train()(x)
     for norm, count in ((tracked[1], 5 * 36), (tracked[4], 5 * 16)):
         norm.running_var *= (count - 1) / count  # torch tracks the unbiased variance
     torch.testing.assert_close(flat(diag_g(model, x)), flat(diag_g(tracked, x)), **EXACT)
+
+
+def normalised(variance: Tensor) -> Tensor:
+    """The factor of a norm with ε = 10⁻⁵ as far as it normalises."""
+    return variance.sqrt() / (variance + 1e-5)
 
 
 def gates() -> dict[str, nn.Module]:
@@ -216,9 +222,9 @@ def test_factors_enter_as_their_mean_square_over_the_batch(name: str) -> None:
 
 
 FROZEN: dict[str, Any] = {
-    "layer_norm": (lambda h: h / (h.var(1, correction=0, keepdim=True) + 1e-5).sqrt(), nn.LayerNorm(4, elementwise_affine=False)),
+    "layer_norm": (lambda h: h * normalised(h.var(1, correction=0, keepdim=True)), nn.LayerNorm(4, elementwise_affine=False)),
     "group_norm": (
-        lambda h: (h.view(-1, 2, 2) / (h.view(-1, 2, 2).var(2, correction=0, keepdim=True) + 1e-5).sqrt()).view(-1, 4),
+        lambda h: (h.view(-1, 2, 2) * normalised(h.view(-1, 2, 2).var(2, correction=0, keepdim=True))).view(-1, 4),
         nn.GroupNorm(2, 4, affine=False),
     ),
     "silu": (lambda h: h * h.sigmoid(), nn.SiLU()),

@@ -205,8 +205,7 @@ def condition_(
         solution = _solution(symmetry, g, solver, model, boxes.at(share), rounded)
         return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
 
-    with stages("solve"):
-        shares = ranks.agreed(lambda: _shares(symmetry, g, solver, boxes)) if verify else (SAFE_EPSILON_SHARE,)
+    shares = ranks.agreed(lambda: _shares(symmetry, g, solver, boxes)) if verify else (SAFE_EPSILON_SHARE,)
     for share in shares:
         with stages("solve"):
             solution, diagonal = ranks.agreed(partial(solved, share))
