@@ -202,7 +202,7 @@ HOSTILE: dict[str, Callable[..., Any]] = {
     "a factor that depends on the expert": lambda self, x, i, h: times(self.w2[i], h * (1 + i.unsqueeze(-1))),
     "a norm over features": lambda self, x, i, h: times(self.w2[i], h / (1 + h.norm(dim=-1, keepdim=True))),
     "compared with the next": lambda self, x, i, h: times(self.w2[i], torch.maximum(h, h.roll(1, 0))),
-    "written into a table": lambda self, x, i, h: times(self.w2[i], torch.zeros_like(h).index_put((i,), h)),
+    "written into a table": lambda self, x, i, h: times(self.w2[i], torch.zeros_like(h).index_put((i,), h, accumulate=True)),
     "read twice": lambda self, x, i, h: times(self.w2[i], h) + times(self.w2[i.flip(0)], h),
     "the stack itself is read": lambda self, x, i, h: times(self.w2[i], h) + self.w1.sum(),
     "the last of the stack": lambda self, x, i, h: times(self.w2[i - 1], h),
@@ -501,4 +501,4 @@ def test_nothing_of_the_model_changes_while_a_dispatch_is_captured() -> None:
     pathcond.find_symmetry(model, x)
     after = {name: (module.training, vars(module).keys(), len(module._forward_hooks)) for name, module in model.named_modules()}
     assert before == after
-    assert not stubs._sites
+    assert not stubs._recorded

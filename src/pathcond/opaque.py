@@ -196,6 +196,7 @@ def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
 
     return replace(
         rebuilt(graph, moved),
+        called=frozenset(names.get(name, name) for name in graph.called),
         outlet="is returned to a module whose control flow depends on the data",
     )
 

@@ -135,4 +135,5 @@ def rebuilt(graph: Graph, change: Callable[[Node], Node]) -> Graph:
         nodes=tuple(made.values()),
         outputs=tuple(swapped(list(graph.outputs))),
         returned=tuple(swapped(list(graph.returned))),
+        varying=frozenset(made[node] for node in graph.varying if node in made),
     )
