@@ -502,3 +502,22 @@ def test_nothing_of_the_model_changes_while_a_dispatch_is_captured() -> None:
     after = {name: (module.training, vars(module).keys(), len(module._forward_hooks)) for name, module in model.named_modules()}
     assert before == after
     assert not stubs._recorded
+
+
+def test_a_part_that_export_fails_in_is_left_alone_and_the_rest_is_found() -> None:
+    class Leaves(nn.Module):
+        """Computes in numpy, which no capture can follow."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Expert()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(torch.from_numpy(x.detach().numpy() * 2))  # type: ignore[no-any-return]
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, WIDTH), Leaves(), nn.Linear(WIDTH, 2)).double().eval()
+    x = torch.randn(6, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4 + HIDDEN
+    assert any("enters Leaves, which cannot be captured" in pin.reason for pin in symmetry.pinned)
+    assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10

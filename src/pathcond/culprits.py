@@ -62,7 +62,9 @@ def culprits(model: nn.Module, example_inputs: Any, training: bool, recording: R
             capture(model, example_inputs, training=training)
         except UnsupportedModelError as error:
             chain = _chain(error)
-            return _modules_at_work(chain, modules) if any(_is_about_data(e) for e in chain) else []
+            found = _modules_at_work(chain, modules)
+            # A model that fails as a whole, in its own code and for other reasons, is refused with that reason.
+            return found if any(_is_about_data(e) for e in chain) else [m for m in found if m is not model]
     return []
 
 
@@ -98,18 +100,20 @@ def _is_about_data(error: BaseException) -> bool:
 
 
 def _modules_at_work(chain: Sequence[BaseException], modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules in whose forward some exceptions were raised, the innermost first."""
+    found: list[nn.Module] = []
+    # What was raised first has the innermost frames, but may lack those further out.
     for exception in reversed(chain):
-        found: list[nn.Module] = []
+        called: list[nn.Module] = []
         trace = exception.__traceback__
         while trace is not None:
             owner = trace.tb_frame.f_locals.get("self")
             number = vars(owner).get(TAG) if isinstance(owner, nn.Module) else None
-            if number is not None and has_forward(modules[number]):
-                found.append(modules[number])
+            if number is not None and trace.tb_frame.f_code.co_name in ("forward", "_call_impl"):
+                called.append(modules[number])
             trace = trace.tb_next
-        if found:
-            return list(dict.fromkeys(reversed(found)))
-    return []
+        found += reversed(called)
+    return list(dict.fromkeys(found))
 
 
 def has_forward(module: nn.Module) -> bool:

@@ -157,21 +157,31 @@ def _around(model: nn.Module, example_inputs: Any, training: bool, known: Record
             culprit = next((module for module in suspects if module not in opaque), model)
             opaque += [module for module in _written_alike(model, culprit) if module not in opaque]
         try:
-            recording = record(model, example_inputs, opaque, training=training, error=first)
+            recording = _recorded(model, example_inputs, opaque, training, first)
         except Exception:  # the model does not run on the example either
             raise first from None
-        opaque += [module for module in recording.entangled if module not in opaque]
         if model in opaque:
             return [Graph(nodes=(), outputs=(), returned=(), training=training)], recording
-        if recording.entangled:
-            continue
         try:
             with stubs(model, recording) as sites:
                 graphs = capture_graphs(model, example_inputs, training=training)
             return [with_sites(graph, sites) for graph in graphs], recording
         except UnsupportedModelError:
-            suspects = culprits(model, example_inputs, training, recording) or [model]
+            pass  # what is raised next must not carry this along
+        suspects = culprits(model, example_inputs, training, recording) or [model]
     raise first
+
+
+def _recorded(
+    model: nn.Module, example_inputs: Any, opaque: list[nn.Module], training: bool, error: UnsupportedModelError
+) -> Recording:
+    """A run of the example; callers that share memory with an opaque module become opaque too, and join the list."""
+    while True:
+        recording = record(model, example_inputs, opaque, training=training, error=error)
+        entangled = [module for module in dict.fromkeys(recording.entangled) if module not in opaque]
+        if not entangled:
+            return recording
+        opaque += entangled
 
 
 def _written_alike(model: nn.Module, culprit: nn.Module) -> list[nn.Module]:
@@ -197,7 +207,7 @@ def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
     return replace(
         rebuilt(graph, moved),
         called=frozenset(names.get(name, name) for name in graph.called),
-        outlet="is returned to a module whose control flow depends on the data",
+        outlet="is returned to a module that cannot be captured",
     )
 
 
@@ -232,7 +242,7 @@ def _children(
     for module in dict.fromkeys(inner for outer in opaque for inner in outer.modules()):
         if module in opaque:
             kind = type(module).__name__
-            reason = f"belongs to {kind}, whose control flow depends on the data, and is not read through a module that it calls"
+            reason = f"belongs to {kind}, which cannot be captured, and is not read through a module that it calls"
             for name in _names_of(module, names, recurse=False):
                 frozen.setdefault(name, reason)
         elif module not in reached:

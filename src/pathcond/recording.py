@@ -113,7 +113,7 @@ class _Watch(TorchDispatchMode):
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
                 owner = self.owners.get(leaf.untyped_storage().data_ptr())
                 if owner is not None:
-                    reason = f"is read by {kind} itself, whose control flow depends on the data"
+                    reason = f"is read by {kind} itself, which cannot be captured"
                     self.recording.reads.setdefault(owner, reason)
 
     @contextmanager

@@ -40,9 +40,9 @@ def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, b
 
 
 def opaque(scales: Scales, x: Any) -> Any:
-    """A module whose control flow depends on the data: what enters it is fixed, and so is what it returns."""
+    """What enters a module that cannot be captured is fixed, and so is what it returns."""
     kind = type(scales.node.target.module).__name__
-    scales.pin(x, f"enters {kind}, whose control flow depends on the data")
+    scales.pin(x, f"enters {kind}, which cannot be captured")
     return [constant(shape) for shape in scales.node.shape]
 
 
