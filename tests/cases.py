@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from pathcond.captures import Captured, capture_all
+from pathcond.condition import Prepared
+from pathcond.lifting import Sample, capture_sample
+from pathcond.symmetry import symmetry_of
 
 CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {}
 
@@ -26,6 +32,24 @@ def make(name: str, seed: int = 0) -> tuple[nn.Module, Any]:
     model = model.double().eval()
     randomise(model, seed)
     return model, as_double(inputs)
+
+
+@cache
+def prepared(name: str, normalization: str, approximate: bool = False) -> Prepared:
+    """A case as ``pathcond.prepare`` captures it; its weights do not matter. Captured once for all tests."""
+    model, _ = make(name)
+    symmetry = symmetry_of(model, _captured(name), normalization=normalization, approximate=approximate)  # type: ignore[arg-type]
+    return Prepared(symmetry=symmetry, sample=_sample(name))
+
+
+@cache
+def _captured(name: str) -> list[Captured]:
+    return capture_all(*make(name))
+
+
+@cache
+def _sample(name: str) -> Sample:
+    return capture_sample(*make(name))
 
 
 class Calls(nn.Module):

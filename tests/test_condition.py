@@ -25,7 +25,7 @@ from pathcond.outputs import output_change
 from pathcond.problem import Problem
 from pathcond.reference import enumerate_paths
 
-from .cases import CASES, make
+from .cases import CASES, make, prepared
 from .test_reference import built, generators, parameter_vector
 from .zoo import NORMALIZATIONS, outputs
 
@@ -35,17 +35,17 @@ from .zoo import NORMALIZATIONS, outputs
 def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, normalization: str) -> None:
     """Statistics are frozen: ``make`` leaves BatchNorms that have tracked batches."""
     model, inputs = make(name)
+    captured = prepared(name, normalization)
     before = [outputs(model, inputs, training=training) for training in (False, True)]
-    report = condition_(model, inputs, normalization=normalization)
+    report = condition_(model, captured, normalization=normalization)
     after = [outputs(model, inputs, training=training) for training in (False, True)]
     assert output_change(before[0], after[0]) < 1e-9
     if normalization != "paper":
         assert output_change(before[1], after[1]) <= 1e-2
     assert report.objective_after <= report.objective_before
     if report.num_units:
-        symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
-        again = condition_(model, inputs, normalization=normalization)
-        assert float((symmetry.combination @ again.log_scales).abs().max()) < 1e-6
+        again = condition_(model, captured, normalization=normalization)
+        assert float((captured.symmetry.combination @ again.log_scales).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("normalization", ["absorb", "full"])

@@ -16,7 +16,7 @@ from pathcond import EnergyRangeError, UnsupportedModelError, count_paths, diag_
 from pathcond.lifting import capture_sample, off_path, path_energy
 from pathcond.reference import enumerate_paths, parameter_vector
 
-from .cases import CASES, Calls, SelfAttention, images, make
+from .cases import CASES, Calls, SelfAttention, images, make, prepared
 from .strategies import path_networks
 from .zoo import NORMALIZATIONS, energy_change
 
@@ -132,15 +132,15 @@ def test_zero_weights_count_and_absent_ones_do_not() -> None:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_rescaling_divides_the_diagonal_by_the_squared_factors(name: str, normalization: str) -> None:
     """g' = g/d² and the path norm stays: with running statistics, calibrated or not (lemma path_properties)."""
-    model, inputs = make(name)
-    symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
+    model, _ = make(name)
+    symmetry, sample = prepared(name, normalization).symmetry, prepared(name, normalization).sample
     log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
     factors = symmetry.factors(log_scales)
     rescaled = copy.deepcopy(model)
     pathcond.rescale_(rescaled, symmetry, log_scales, verify=False)
     for calibrate in (True, False):
-        before = path_energy(model, capture_sample(model, inputs), calibrate=calibrate)
-        after = path_energy(rescaled, capture_sample(rescaled, inputs), calibrate=calibrate)
+        before = path_energy(model, sample, calibrate=calibrate)
+        after = path_energy(rescaled, sample, calibrate=calibrate)
         assert after.norm == pytest.approx(before.norm, rel=1e-11)
         for parameter, g in before.diagonal.items():
             assert energy_change(g, after.diagonal[parameter], factors[parameter]) < 1e-11, (parameter, calibrate)

@@ -17,8 +17,8 @@ import pathcond
 from pathcond.captures import capture_all
 from pathcond.outputs import output_change
 
-from .cases import CASES, Calls, make
-from .zoo import as_double, other_sizes, outputs
+from .cases import CASES, Calls, make, prepared
+from .zoo import NORMALIZATIONS, as_double, other_sizes, outputs
 
 
 @dataclass(frozen=True)
@@ -251,18 +251,17 @@ def test_outputs_keep_at_other_sizes(name: str, normalization: str) -> None:
         assert output_change(expected, outputs(model, inputs, training=False)) < 1e-10
 
 
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_families_at_other_sizes(name: str) -> None:
+def test_families_at_other_sizes(name: str, normalization: str) -> None:
     model, inputs = make(name)
     others = other_sizes(model, inputs)
     assert others
-    for normalization in ("absorb", "gain", "full", "paper"):
-        symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
-        before = [outputs(model, other, training=False) for other in others]
-        log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 2 - 1
-        pathcond.rescale_(model, symmetry, log_scales)
-        for other, expected in zip(others, before, strict=True):
-            assert output_change(expected, outputs(model, other, training=False)) < 1e-9
+    symmetry = prepared(name, normalization).symmetry
+    before = [outputs(model, other, training=False) for other in others]
+    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 2 - 1)
+    for other, expected in zip(others, before, strict=True):
+        assert output_change(expected, outputs(model, other, training=False)) < 1e-9
 
 
 @st.composite

@@ -8,7 +8,7 @@ import pathcond
 from pathcond import Symmetry, diag_g, find_symmetry
 from pathcond.problem import Problem
 
-from .cases import CASES, make
+from .cases import CASES, make, prepared
 from .zoo import NORMALIZATIONS
 
 
@@ -30,12 +30,13 @@ def objective(exponents: Tensor, g: Tensor, u: Tensor) -> Tensor:
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
-    model, inputs = make(name)
-    symmetry = find_symmetry(model, inputs, normalization=normalization, approximate=True)
+    model, _ = make(name)
+    captured = prepared(name, normalization, approximate=True)
+    symmetry = captured.symmetry
     if not symmetry.num_units:
         assert normalization != "full", "the case would test nothing"
         return
-    g = diag_g(model, inputs)
+    g = diag_g(model, captured.sample)
     problem, (K, flat) = Problem.of(symmetry, g), written_out(symmetry, g)
     assert problem.num_parameters == len(flat)
     u = torch.randn(symmetry.num_units, dtype=torch.float64, requires_grad=True)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import pathcond
 from pathcond import rescale
 
-from .cases import CASES, Calls, make
+from .cases import CASES, Calls, make, prepared
 from .zoo import outputs
 
 
@@ -31,8 +31,8 @@ def random_scales(symmetry: pathcond.Symmetry) -> Tensor:
 
 @pytest.mark.parametrize("name", CASES)
 def test_inverse_restores(name: str) -> None:
-    model, inputs = make(name)
-    symmetry = pathcond.find_symmetry(model, inputs, normalization="full")
+    model, _ = make(name)
+    symmetry = prepared(name, "full").symmetry
     before, log_scales = snapshot(model), random_scales(symmetry)
     pathcond.rescale_(model, symmetry, log_scales)
     assert symmetry.num_units == 0 or not unchanged(model, before)

@@ -13,7 +13,7 @@ import pathcond
 from pathcond.outputs import output_change
 from pathcond.reference import count_symmetries
 
-from .cases import CASES, Calls, RMSNorm, make
+from .cases import CASES, Calls, RMSNorm, make, prepared
 from .zoo import NORMALIZATIONS, outputs, randomise
 
 
@@ -35,7 +35,7 @@ def change(model: nn.Module, inputs: object, symmetry: pathcond.Symmetry, *, tra
 @pytest.mark.parametrize("name", CASES)
 def test_neither_more_nor_fewer(name: str, normalization: str) -> None:
     model, inputs = make(name)
-    symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
+    symmetry = prepared(name, normalization).symmetry
     assert symmetry.num_units == count_symmetries(model, inputs, normalization=normalization)
     assert change(model, inputs, symmetry) < 1e-12
     if normalization == "gain":

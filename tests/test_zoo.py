@@ -8,14 +8,9 @@ import pathcond
 from .zoo import Entry, entries, examine, failures, randomise
 
 QUICK = """
-torchvision:alexnet torchvision:squeezenet1_1 torchvision:resnet18 torchvision:mobilenet_v2
-torchvision:mobilenet_v3_small torchvision:shufflenet_v2_x0_5 torchvision:mnasnet0_5 torchvision:googlenet
-torchvision:regnet_y_400mf 
-timm:test_resnet timm:test_vit timm:test_vit2 timm:test_efficientnet
-timm:test_byobnet timm:test_convnext timm:test_convnext3 timm:test_nfnet timm:test_mambaout timm:lcnet_035
-timm:mobilenetv3_small_050 timm:ghostnet_050 timm:regnetx_002 timm:repvgg_a0 timm:ese_vovnet19b_slim_dw
-timm:hardcorenas_a timm:resnet10t timm:efficientvit_m0 timm:starnet_s050 timm:mobilevit_xxs
-timm:repghostnet_050 timm:inception_next_atto timm:convnextv2_atto
+torchvision:mobilenet_v3_small torchvision:shufflenet_v2_x0_5 torchvision:googlenet torchvision:regnet_y_400mf
+timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet timm:test_convnext timm:test_nfnet
+timm:test_mambaout timm:ghostnet_050 timm:repvgg_a0 timm:mobilevit_xxs
 """.split()
 
 
@@ -35,7 +30,7 @@ def test_the_function_is_kept(entry: Entry) -> None:
 
 
 def test_enough_models_run_every_time() -> None:
-    assert sum(is_quick(entry) for entry in entries()) >= 40
+    assert sum(is_quick(entry) for entry in entries()) >= 25
     assert sum(entry.name.startswith("timm:") for entry in entries()) >= 150
 
 
