@@ -196,7 +196,7 @@ def test_optimizers_and_inputs_that_are_none() -> None:
     for wrong in ({}, torch.optim.lr_scheduler.StepLR(adam(model), 1), (o for o in ())):
         with pytest.raises(TypeError, match="optimizer"):
             pathcond.teleport(wrong, model, example())
-    with pytest.raises(RuntimeError, match="dtype"):
+    with pytest.raises(pathcond.UnsupportedModelError, match="dtype"):
         pathcond.teleport(adam(model.double()), model, example())
 
 
