@@ -502,3 +502,23 @@ def test_nothing_of_the_model_changes_while_a_dispatch_is_captured() -> None:
     after = {name: (module.training, vars(module).keys(), len(module._forward_hooks)) for name, module in model.named_modules()}
     assert before == after
     assert not stubs._recorded
+
+
+def test_a_detector_that_needs_targets_in_train_mode_says_so() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT))
+
+        def forward(self, x: Tensor, target: Tensor | None = None) -> Tensor:
+            scores = self.features(x)
+            if self.training:
+                if target is None:
+                    raise ValueError("targets are missing")
+                return (scores - target).square().mean()
+            return scores[scores[:, 0] > 0]
+
+    x = torch.randn(12, WIDTH)
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"fails in train mode .* targets are missing"):
+        pathcond.find_symmetry(Detector(), x)
+    assert pathcond.find_symmetry(Detector(), (x, torch.zeros(12, OUT))).num_units == HIDDEN

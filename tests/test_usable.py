@@ -130,7 +130,7 @@ def test_a_generator_of_the_models_own() -> None:
 
 def test_complex_parameters() -> None:
     model = nn.Sequential(nn.Linear(3, 4, dtype=torch.complex64))
-    with pytest.raises(UnsupportedModelError, match="0.weight has dtype torch.complex64: complex numbers are not supported"):
+    with pytest.raises(UnsupportedModelError, match=r"0.weight has dtype torch.complex64: complex numbers are not supported"):
         find_symmetry(model, torch.randn(6, 3, dtype=torch.complex64))
 
 
