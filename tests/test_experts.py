@@ -521,3 +521,23 @@ def test_a_part_that_export_fails_in_is_left_alone_and_the_rest_is_found() -> No
     assert symmetry.num_units == 4 + HIDDEN
     assert any("enters Leaves, which cannot be captured" in pin.reason for pin in symmetry.pinned)
     assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
+
+
+def test_a_detector_that_needs_targets_in_train_mode_says_so() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT))
+
+        def forward(self, x: Tensor, target: Tensor | None = None) -> Tensor:
+            scores = self.features(x)
+            if self.training:
+                if target is None:
+                    raise ValueError("targets are missing")
+                return (scores - target).square().mean()
+            return scores[scores[:, 0] > 0]
+
+    x = torch.randn(12, WIDTH)
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"fails in train mode .* targets are missing"):
+        pathcond.find_symmetry(Detector(), x)
+    assert pathcond.find_symmetry(Detector(), (x, torch.zeros(12, OUT))).num_units == HIDDEN

@@ -111,3 +111,32 @@ def test_weights() -> None:
         condition_(model, batch)
     assert "0.bias (4,) has NaN or infinite values" in str(caught.value)
     assert "1.running_var (4,) has NaN or infinite values" in str(caught.value)
+
+
+def test_a_generator_of_the_models_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).relu() * torch.rand(4, generator=generator))
+
+    with pytest.raises(UnsupportedModelError, match=r"draws random numbers from a generator of its own at .*test_usable.py"):
+        condition_(Noisy(), torch.randn(6, 3))
+
+
+def test_complex_parameters() -> None:
+    model = nn.Sequential(nn.Linear(3, 4, dtype=torch.complex64))
+    with pytest.raises(UnsupportedModelError, match=r"0.weight has dtype torch.complex64: complex numbers are not supported"):
+        find_symmetry(model, torch.randn(6, 3, dtype=torch.complex64))
+
+
+def test_the_meta_device_has_no_weights_to_condition() -> None:
+    with torch.device("meta"):
+        model, batch = network(), torch.randn(6, 3)
+    assert prepare(model, batch).symmetry.num_units == 4
+    with pytest.raises(UnsupportedModelError, match="on the meta device and has no weights"):
+        condition_(model, batch)

@@ -155,6 +155,7 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     children = children_on(model, example_inputs, captured) if captured.opaque else ()
     _refuse_written_parameters(captured.graph)
     _refuse_transforms(captured.graph)
+    _refuse_generators(captured.graph)
     return Sample(
         graph=captured.graph,
         inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples),
@@ -193,6 +194,15 @@ def _refuse_transforms(graph: Graph) -> None:
             raise UnsupportedModelError(
                 f"The model uses torch.vmap at {node.where}: what happens inside of it is seen for one member at a time, so that "
                 "path energy cannot be computed. Write the batched computation out, with torch.bmm or torch.einsum."
+            )
+
+
+def _refuse_generators(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.bound.get("generator") is not None:
+            raise UnsupportedModelError(
+                f"The model draws random numbers from a generator of its own at {node.where}: path energy would differ from call "
+                "to call. Draw from torch's own generator, in train mode only."
             )
 
 

@@ -130,6 +130,11 @@ def require_supported(model: nn.Module, *, sharded: bool = False) -> None:
                 f"parameter {name} is sharded: call pathcond.prepare(model, batch) before fully_shard (on the meta device if the "
                 "whole model fits nowhere), and pass what it returns in place of the batch"
             )
+        elif parameter.dtype.is_complex:
+            found.append(
+                f"parameter {name} has dtype {parameter.dtype}: complex numbers are not supported; store the real and imaginary "
+                "parts as real parameters"
+            )
         elif not parameter.dtype.is_floating_point:
             found.append(f"parameter {name} has dtype {parameter.dtype}: quantised or integer weights have no scale")
     for name, buffer in model.named_buffers():

@@ -158,8 +158,14 @@ def _around(model: nn.Module, example_inputs: Any, training: bool, known: Record
             opaque += [module for module in _written_alike(model, culprit) if module not in opaque]
         try:
             recording = _recorded(model, example_inputs, opaque, training, first)
-        except Exception:  # the model does not run on the example either
-            raise first from None
+        except Exception as error:  # the model does not run on the example either
+            if known is None:
+                raise first from None
+            mode = "train" if training else "eval"
+            raise UnsupportedModelError(
+                f"{type(model).__name__} fails in {mode} mode on the example batch: {type(error).__name__}: {error}. Both modes "
+                "are needed: give a batch that holds all that they ask for (targets, say)."
+            ) from error
         if model in opaque:
             return [Graph(nodes=(), outputs=(), returned=(), training=training)], recording
         try:

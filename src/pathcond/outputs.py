@@ -107,7 +107,8 @@ def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
         args, kwargs = tree_map(part, source)
         return kwargs or args
 
-    if length < 2:
+    # Without values nothing can be tried.
+    if length < 2 or any(leaf.is_meta for leaf in [*tree_leaves(inputs), *model.parameters()] if isinstance(leaf, Tensor)):
         return [example_inputs]
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}  # forward may write them
     disturbed = tree_map(_disturbed, inputs)
