@@ -429,12 +429,12 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, Any, Any, int]]] = {
     "longer sequences": lambda: (
         Calls(recurrence, **recurrence_parts()), torch.randn(3, 2, 3), torch.randn(7, 1, 3), 4,
     ),
-    # One step alone reads its recurrent weight with zeros: it does not show what the next would read.
+    # One step alone reads its recurrent weight with zeros; the example at another size has more of them.
     "more than one step": lambda: (
-        Calls(recurrence, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 0,
+        Calls(recurrence, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 4,
     ),
     "more than one step with a frozen weight": lambda: (
-        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 0,
+        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 1,
     ),
     "longer sequences with a frozen weight": lambda: (
         Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(3, 2, 3), torch.randn(7, 1, 3), 1,
