@@ -15,7 +15,9 @@ import torch
 from tests import torchvision_operators  # noqa: F401  before torchvision is imported
 
 import pathcond
+from pathcond.captures import Captured
 from pathcond.graph import Graph, capture
+from pathcond.sizes import Example
 from pathcond.symmetry import symmetry_of
 
 from .measuring import PeakMemory, activation_bytes, median_seconds, printed, write
@@ -34,13 +36,14 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         return [capture(model, inputs, training=training) for training in (False, True)]
 
     graphs = captured()  # warm
+    walked = [Captured(example=Example(inputs), graphs=tuple(graphs))]
     seconds_capture = median_seconds(captured, repeats)
     row: dict[str, Any] = {"model": name, "seconds_capture": seconds_capture}
     for normalization in ("absorb", "full"):
-        seconds = median_seconds(lambda n=normalization: symmetry_of(model, inputs, graphs, normalization=n), repeats)
+        seconds = median_seconds(lambda n=normalization: symmetry_of(model, walked, normalization=n), repeats)
         row[f"search_over_capture_{normalization}"] = seconds / seconds_capture
     with PeakMemory(model) as memory:
-        symmetry = symmetry_of(model, inputs, graphs, normalization="full")
+        symmetry = symmetry_of(model, walked, normalization="full")
     row["labels_over_activations"] = memory.peak / activation_bytes(graphs[0])
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     size = sum(p.numel() * p.element_size() for p in parameters)

@@ -339,7 +339,7 @@ def test_parameters_on_no_path_are_reported() -> None:
     assert found.zero_share == pytest.approx(40 / 58)
     assert str(found).endswith("; g is zero for 69% of its parameters.")
     model[2].requires_grad_(False)
-    assert str(regime(model, torch.randn(2, 4))) == "Rescaling will do nothing for Sequential: g is zero for all of its parameters."
+    assert str(regime(model, torch.randn(2, 4))) == "Rescaling will do nothing for Sequential: none of its units can be rescaled."
 
 
 def test_widths_and_gains_of_convolutions() -> None:

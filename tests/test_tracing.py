@@ -11,9 +11,11 @@ from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
 import pathcond
+from pathcond.captures import Captured
 from pathcond.graph import _Capture
 from pathcond.outputs import output_change
 from pathcond.reference import count_symmetries
+from pathcond.sizes import Example
 from pathcond.symmetry import symmetry_of
 
 from .cases import CASES, Calls, make
@@ -210,6 +212,10 @@ def test_the_model_is_what_it_was(name: str) -> None:
     assert all(module.training for module in model.modules())
 
 
+def captured(inputs: Any, graphs: list) -> Captured:
+    return Captured(example=Example(inputs), graphs=tuple(graphs))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_both_ways_of_capturing_agree(name: str) -> None:
     model, inputs = make(name)
@@ -220,7 +226,7 @@ def test_both_ways_of_capturing_agree(name: str) -> None:
         calls = [[node for node in graph.nodes if node.target is not None and "lift_fresh" not in node.op] for graph in graphs]
         found.append((
             [[(node.op, node.shape, node.dtype, node.module) for node in graph] for graph in calls],
-            symmetry_of(model, inputs, graphs, normalization="full").num_units,
+            symmetry_of(model, [captured(inputs, graphs)], normalization="full").num_units,
         ))  # fmt: skip
     assert len(found[0][0]) == 2
     assert found[0] == found[1]
