@@ -470,7 +470,7 @@ def test_values_that_are_not_numbers_are_refused() -> None:
     model, x = mlp(3, 4, 2), torch.randn(2, 3).double()
     with torch.no_grad():
         model[2].weight[0, 0] = math.nan
-    with pytest.raises(EnergyRangeError, match=r"Parameter 2.weight holds values that are not finite"):
+    with pytest.raises(EnergyRangeError, match=r"2\.weight .* has NaN or infinite values"):
         diag_g(model, x)
     normed = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)).double()
     with pytest.raises(EnergyRangeError, match="not a number"):
