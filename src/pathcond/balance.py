@@ -9,7 +9,8 @@ it is: their optimum says nothing about their own paths. So scales are kept near
 
 is least: weights that feed a unit are then as large as the weights that read it, entry by entry.
 
-The weights of all rescalings of a model have the same point of balance, so a box around it does not move with the model.
+The weights of all rescalings of a model have the same point of balance, so a box around it does not move with the model. One
+exception: units in front of a BatchNorm are held where they are, and the balance of units that meet them depends on that.
 It is widened to hold the model as it is. After a rescaling the box of the new model lies inside the old one and still
 holds the minimiser of the convex criterion, so conditioning twice does nothing.
 
