@@ -62,7 +62,8 @@ def test_threads_get_what_they_would_get_alone() -> None:
 
 
 def refused(self: nn.Module, x: Tensor) -> Tensor:
-    return self.a(x) if self.a(x).sum() > 0 else x
+    h = nn.functional.linear(x, self.a.weight)
+    return h if h.sum() > 0 else x
 
 
 def test_what_fails_leaves_the_process_as_it_was_too() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from .graph import as_call, untouched
+from .graph import as_call, quiet, untouched
 from .interrupts import uninterrupted
 from .outputs import example_outputs
 
@@ -150,10 +150,11 @@ def _is_runnable(model: nn.Module, leaves: Sequence[Any], changes: Sequence[tupl
 def _accepts(model: nn.Module, example: Example) -> bool:
     """Whether the model runs on an example, in eval mode; for real where that is safe."""
     try:
-        if example.runnable:
-            example_outputs(model, example.inputs, {}, training=False)
-        else:
-            _run_on_shapes(model, example.inputs)
+        with quiet():
+            if example.runnable:
+                example_outputs(model, example.inputs, {}, training=False)
+            else:
+                _run_on_shapes(model, example.inputs)
     # Whatever a model raises on sizes that it was not made for.
     except Exception:
         return False
