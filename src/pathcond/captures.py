@@ -13,6 +13,7 @@ from torch import nn
 from .aliasing import writes
 from .errors import UnsupportedModelError
 from .graph import Graph, Node
+from .nodes import is_empty
 from .opaque import Around, capture_around
 from .outputs import require_fitting_types
 from .sizes import Example, examples_of_other_sizes
@@ -131,8 +132,20 @@ def list_frozen_by_routing(captured: Sequence[Captured]) -> dict[str, str]:
 
 
 def list_parameters_read(captured: Iterable[Captured]) -> set[str]:
-    """Names of all parameters that some capture reads, be it for a result that is dropped."""
-    graphs = [graph for capture in captured for graph in capture.graphs]
-    returned = [leaf for graph in graphs for leaf in tree_leaves(graph.outputs)]
-    found = {leaf.name for leaf in returned if isinstance(leaf, Node) and leaf.op == "parameter"}
-    return found.union(*(graph.called for graph in graphs))
+    """Names of all parameters that some capture reads.
+
+    Results that ``forward`` always drops (a pooler that nobody asks for) may come from any parameter. Where it depends on
+    the example which results are dropped, another input may use them all: then only parameters that an output depends on count.
+    """
+    needed = [set().union(*(_parameters_needed(graph) for graph in capture.graphs)) for capture in captured]
+    called = [set().union(*(graph.called for graph in capture.graphs)) for capture in captured]
+    dropped = [names - found for names, found in zip(called, needed, strict=True)]
+    always = all(names == dropped[0] for names in dropped)
+    return set().union(*needed, *(called if always else ()))
+
+
+def _parameters_needed(graph: Graph) -> set[str]:
+    """Parameters that an output depends on, or a call that writes in place."""
+    reached = [operand for node in graph.nodes if not is_empty(node) for operand in node.operands]
+    returned = [leaf for leaf in tree_leaves(graph.outputs) if isinstance(leaf, Node)]
+    return {node.name for node in (*reached, *returned) if node.op == "parameter"}

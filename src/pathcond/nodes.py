@@ -106,8 +106,13 @@ def alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:
 
 
 def called_parameters(nodes: list[Node]) -> frozenset[str]:
-    """Parameters that any call reads, whether or not an output depends on it."""
-    return frozenset(operand.name for node in nodes for operand in node.operands if operand.op == "parameter")
+    """Parameters that any call reads, whether or not an output depends on it; a slice of no entries reads none."""
+    calls = [node for node in nodes if not is_empty(node)]
+    return frozenset(operand.name for node in calls for operand in node.operands if operand.op == "parameter")
+
+
+def is_empty(node: Node) -> bool:
+    return isinstance(node.shape, tuple) and 0 in node.shape
 
 
 def op_name(target: Any) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import labels as lb
 from .aliasing import Aliases, through_views, written
+from .dropped import Step, find_used
 from .graph import Graph, Node
 from .labels import Labels
 from .picking import collapse_all, follow, simplified
@@ -54,9 +55,11 @@ class Propagation(Scales):
 
     Attributes:
         levels: Modules in which a parameter that no example reads may come into play, and that parameter's name.
+        used: Which labels an output of the graph last walked over depends on.
     """
 
     levels: dict[str, str] = field(default_factory=dict)
+    used: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.bool))
 
     # -- the walk ---------------------------------------------------------------------------------
 
@@ -70,6 +73,7 @@ class Propagation(Scales):
         self.training = graph.training
         self.varying = graph.varying
         handwritten = find_handwritten(graph)
+        steps = []
         for node in graph.nodes:
             self.node = node
             if node.target is None:
@@ -83,8 +87,10 @@ class Propagation(Scales):
                 rule = OPAQUE
             else:
                 rule = RULES.get(node.op)
+            operands = tuple(labels for operand in node.operands for labels in _labels_in(self.values[operand]))
             result = self._compact(self._checked(node, self._execute(node, rule)))
             self.values[node] = result
+            steps.append(Step(node, operands, tuple(_labels_in(result))))
             self._aliases.record(node)
             self._record_mutation(node, result)
         self._pin_in_sight(graph)
@@ -95,6 +101,8 @@ class Propagation(Scales):
                 self.read_buffers.update({output.name} if output.op == "buffer" else ())
         for name in self.read_buffers & self.scalings.keys():
             self.freeze(name, "is read as a plain tensor too")
+        returned = [output for output in tree_leaves(graph.outputs) if isinstance(output, Node)]
+        self.used = find_used(self, steps, [labels for output in returned for labels in _labels_in(self.values[output])])
 
     def _pin_in_sight(self, graph: Graph) -> None:
         """Fix what a parameter that no example reads might meet."""
@@ -301,6 +309,12 @@ class Propagation(Scales):
         """What was written from a buffer may change later: its zeros are not for ever."""
         for member in self._aliases.of(target):
             self.values[member] = tree_map(lambda v: replace(v, lasting=False) if isinstance(v, Known) else v, self.values[member])
+
+
+def _labels_in(value: Any) -> list[Labels]:
+    """The labels of a value in flight; those of what is picked, once per member."""
+    leaves = [leaf.choices if isinstance(leaf, Picked) else leaf for leaf in tree_leaves(value)]
+    return [leaf for leaf in leaves if isinstance(leaf, Labels)]
 
 
 def _same_labels(a: Any, b: Any) -> bool:

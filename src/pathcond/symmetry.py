@@ -25,6 +25,7 @@ from torch.nn.utils import parametrize
 
 from .bounds import EpsilonShares
 from .captures import Captured, capture_all, list_frozen_by_routing, list_parameters_read
+from .dropped import hold_dropped, list_dropped, used_anywhere
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
 from .factor import exp
@@ -296,27 +297,61 @@ def symmetry_of(
     held = {name: Cause(None, reason) for name, reason in [*stays.items(), *excluded.items()]}
     if frozen == "keep":
         held |= {name: Cause(None, FROZEN) for name in list_frozen(model)}
-    scales = Propagation(
-        normalization=normalization,
-        approximate=approximate,
-        frozen=held | _untouchable(model, graphs),
-        precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
-        levels=find_levels(unread, graphs),
-    )
-    reads: list[dict[str, Tensor]] = []
-    for capture in captured:
-        entries: dict[str, Tensor] = {}
-        for graph in capture.graphs:
-            scales.run(graph)
-            for name, mask in scales.reads.items():
-                entries[name] = entries[name] | mask if name in entries else mask
-        reads.append(entries)
+    frozen_and_held = held | _untouchable(model, graphs)
+
+    def walk(dropped: Sequence[str]) -> _Walk:
+        scales = Propagation(
+            normalization=normalization,
+            approximate=approximate,
+            frozen=dict(frozen_and_held),
+            precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
+            levels=find_levels(unread, dropped, graphs),
+        )
+        return _Walk.over(captured, scales)
+
+    called = set().union(*(graph.called for graph in graphs))
+    dropped = [name for name in unread if name in called]
+    walked = walk(dropped)
+    also_dropped = list_dropped(walked.scales, walked.used)
+    if also_dropped:
+        walked = walk([*dropped, *also_dropped])
+    scales = walked.scales
     scales.settle_zero_reads()
-    settle_unread_entries(scales, reads)
+    hold_dropped(scales, walked.used)
+    settle_unread_entries(scales, walked.reads)
     examples = tuple(capture.example for capture in captured)
     symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
     rescaled = [name for name, scaling in symmetry.scalings.items() if bool((scaling.plus != scaling.minus).any())]
     return replace(symmetry, computed_in=types_behind(graphs, rescaled))
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What is known after all captures were walked over.
+
+    Attributes:
+        scales: All equations.
+        reads: Per example, which entries of a parameter were read.
+        used: Which labels an output depends on.
+    """
+
+    scales: Propagation
+    reads: list[dict[str, Tensor]]
+    used: Tensor
+
+    @classmethod
+    def over(cls, captured: Sequence[Captured], scales: Propagation) -> _Walk:
+        reads: list[dict[str, Tensor]] = []
+        used: list[Tensor] = []
+        for capture in captured:
+            entries: dict[str, Tensor] = {}
+            for graph in capture.graphs:
+                scales.run(graph)
+                used.append(scales.used)
+                for name, mask in scales.reads.items():
+                    entries[name] = entries[name] | mask if name in entries else mask
+            reads.append(entries)
+        return cls(scales, reads, used_anywhere(scales, used))
 
 
 def _refuse_other_than(choices: Any, **given: str) -> None:

@@ -67,15 +67,17 @@ def _continue_along(scales: Scales, scaling: Scaling, axes: Sequence[int]) -> Sc
     return Scaling(scaling.shape, plus, minus, scaling.epsilon) if bool(read.all()) else None
 
 
-def find_levels(unread: Sequence[str], graphs: Sequence[Graph]) -> dict[str, str]:
+def find_levels(unread: Sequence[str], dropped: Sequence[str], graphs: Sequence[Graph]) -> dict[str, str]:
     """Where parameters that no example reads may come into play.
 
     Args:
         unread: Names of the parameters.
+        dropped: Names of parameters that are read, but for results that are dropped.
         graphs: All captures.
 
     Returns:
-        {path of a module: one of the parameters}: the nearest module around each parameter that is called at all.
+        {path of a module: one of the parameters}: the nearest module around each unread parameter that is called at all, and
+        all modules around one that calls a dropped parameter, since each may be the one that drops its results.
     """
     called = {""}
     for graph in graphs:
@@ -86,6 +88,9 @@ def find_levels(unread: Sequence[str], graphs: Sequence[Graph]) -> dict[str, str
         owner = name.rpartition(".")[0]
         level = next(path for path in _ancestors(owner) if path in called)
         levels.setdefault(level, name)
+    for name in dropped:
+        for level in [path for path in _ancestors(name.rpartition(".")[0]) if path in called][1:] or [""]:
+            levels.setdefault(level, name)
     return levels
 
 
