@@ -21,6 +21,7 @@ from .values import Scaling
 
 # Families of ops whose results hold the labels of some of their elements; those of the others are dropped.
 SELECTING = ("Shape", "Look-ups", "Padding", "Writes")
+RECURRENT = ("Recurrent",)
 # Ops whose results have labels of their own, element by element.
 ELEMENTWISE = frozenset("mul multiply div divide true_divide square sqrt rsqrt reciprocal pow".split())
 
@@ -31,13 +32,15 @@ class Step:
 
     Attributes:
         node: The call.
-        operands: Labels of what it reads, as they were when it was made.
+        operands: Labels of what it reads, as they were when it was made; of parameters, those that it asks of them.
         results: Labels of what it returns; empty where it returns something else than labels.
+        made: Labels that its rule has made: those of the results, and of values inside, such as the states of a recurrence.
     """
 
     node: Node
     operands: tuple[Labels, ...]
     results: tuple[Labels, ...]
+    made: range = range(0)
 
 
 def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) -> Tensor:
@@ -57,15 +60,17 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
     for step in reversed(steps):
         results = [root[_known(labels.ids)] for labels in step.results]
         operands = [root[_known(labels.ids)] for labels in step.operands]
+        inside = root[step.made.start : step.made.stop]
         if step.node.op in ELEMENTWISE and len(results) == 1:
             for ids in operands:
                 ids, mask = torch.broadcast_tensors(ids, used[results[0]])
                 used[ids[mask]] = True
         elif not _selects(step.node) and (not results or any(bool(used[ids].any()) for ids in results)):
             kept = torch.zeros_like(used)
-            for ids in results:
+            # The states of one layer of a recurrence feed the next, returned or not.
+            for ids in results if not _belongs_to(step.node, RECURRENT) else ():
                 kept[ids] = True
-            for ids in operands:
+            for ids in (*operands, inside):
                 used[ids[~kept[ids]]] = True
     return used[root]
 
@@ -123,8 +128,12 @@ def _given(scaling: Scaling) -> Tensor:
 
 
 def _selects(node: Node) -> bool:
+    return node.op == "getitem" or (_belongs_to(node, SELECTING) and node.op != "embedding_bag")
+
+
+def _belongs_to(node: Node, families: tuple[str, ...]) -> bool:
     rule = RULES.get(node.op)
-    return node.op == "getitem" or (rule is not None and rule.family.startswith(SELECTING))
+    return rule is not None and rule.family.startswith(families)
 
 
 def _known(ids: Tensor) -> Tensor:

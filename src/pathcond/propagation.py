@@ -88,9 +88,12 @@ class Propagation(Scales):
             else:
                 rule = RULES.get(node.op)
             operands = tuple(labels for operand in node.operands for labels in _labels_in(self.values[operand]))
+            weights = [value for value in map(self.values.__getitem__, node.operands) if isinstance(value, Weight)]
+            first = self.equations.count
             result = self._compact(self._checked(node, self._execute(node, rule)))
             self.values[node] = result
-            steps.append(Step(node, operands, tuple(_labels_in(result))))
+            asked = tuple(labels for weight in weights for labels in self._labels_asked(weight))
+            steps.append(Step(node, operands + asked, tuple(_labels_in(result)), range(first, self.equations.count)))
             self._aliases.record(node)
             self._record_mutation(node, result)
         self._pin_in_sight(graph)
@@ -112,6 +115,11 @@ class Propagation(Scales):
                 for value in tree_leaves(self.values[node]):
                     if isinstance(value, (Labels, Picked)):
                         self.pin(value, f"may meet {name}, which the example does not read")
+
+    def _labels_asked(self, weight: Weight) -> list[Labels]:
+        """The labels of the factor that was asked of a parameter."""
+        current = self._current(weight) if weight.name not in self.frozen else None
+        return [Labels(ids, weight.shape) for ids in current] if current is not None else []
 
     def _leaf(self, node: Node) -> Any:
         if node.op == "parameter":
