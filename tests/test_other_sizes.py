@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -210,6 +210,77 @@ def another_layer_for_long_inputs() -> Program:
 
     parts = {"a": nn.Linear(3, 4), "long": nn.Linear(4, 2), "short": nn.Linear(4, 2)}
     return Program(Calls(forward, **parts), torch.randn(2, 5, 3), [torch.randn(2, 30, 3)], units=0)
+
+
+@program
+def positions_flipped() -> Program:
+    return replace(positions(lambda table, length: table.flip(0)[:length]), units=6)
+
+
+@program
+def positions_rolled() -> Program:
+    return replace(positions(lambda table, length: table.roll(length, 0)[:length]), units=6)
+
+
+@program
+def two_tables_of_positions_joined() -> Program:
+    return replace(positions(lambda table, length: torch.cat([table[:1], table])[:length]), units=6)
+
+
+@program
+def triangle_of_positions() -> Program:
+    return replace(positions(lambda table, length: torch.tril(table)[:length]), units=6)
+
+
+@program
+def units_cut_to_the_length() -> Program:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x)) * F.relu(self.gate(x))
+        return self.b(h[..., : x.shape[1]].sum(-1, keepdim=True))
+
+    parts = {"a": nn.Linear(3, 9), "gate": nn.Linear(3, 9), "b": nn.Linear(1, 2)}
+    return Program(Calls(forward, **parts), torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=0)
+
+
+@program
+def outputs_cut_to_the_length() -> Program:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.a(x)))[..., : x.shape[1]]
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 9))
+    return Program(model, torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=4)
+
+
+def branches(combine: Callable[[list[Tensor], int], Tensor]) -> Program:
+    """As many of nine branches as the input is long; all of them are computed."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.b(combine([F.relu(branch(x)) for branch in self.branches], x.shape[1]))
+
+    model = Calls(forward, branches=nn.ModuleList(nn.Linear(3, 4) for _ in range(9)), b=nn.Linear(4, 2))
+    return Program(model, torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=0)
+
+
+@program
+def branches_dropped_from_a_list() -> Program:
+    return branches(lambda found, length: sum(found[:length], torch.zeros(())))
+
+
+@program
+def branches_dropped_from_a_stack() -> Program:
+    return branches(lambda found, length: torch.stack(found)[:length].sum(0))
+
+
+@program
+def padding_that_this_length_does_not_need() -> Program:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        missing = -h.shape[1] % 4
+        h = torch.cat([h, self.padding[:missing].expand(len(h), missing, 5)], 1)
+        return self.b(h.unflatten(1, (-1, 4)).flatten(2))
+
+    model = Calls(forward, a=nn.Linear(3, 5), b=nn.Linear(20, 2), padding=nn.Parameter(torch.randn(4, 5)))
+    return Program(model, torch.randn(2, 8, 3), [torch.randn(2, 7, 3), torch.randn(1, 5, 3)], units=0)
 
 
 @program
