@@ -30,9 +30,9 @@ from .experiments.reproduction import Request, listed
 from .files import refuse_special, replacing
 from .graph import unwrap
 from .lifting import log10_paths, off_path, path_norm
+from .report.text import paths_table
 from .solvers import CoordinateDescent, ENorm, Exact
 from .symmetry import find_symmetry
-from .tables import paths_table
 from .targets import TargetError, load_target, parse_shape
 from .theory import regime
 from .usable import unusable_weights

@@ -62,14 +62,6 @@ class Factor:
         return Factor(tuple(part.to(device) for part in self.parts), self.extremes)
 
 
-def exp(log_scales: Tensor) -> Tensor:
-    """exp, exactly a power of two where the argument is a whole multiple of log 2."""
-    octaves = log_scales / math.log(2)
-    whole = octaves.round()
-    power = torch.ldexp(torch.ones_like(whole), whole.int())
-    return torch.where((octaves - whole).abs() < 1e-12 * whole.abs().clamp(min=1), power, log_scales.exp())
-
-
 def _one_sided(part: Tensor) -> bool:
     """True if a factor varies along the first axis only, or along the others only."""
     return part.dim() == 0 or part.shape[0] == 1 or part.numel() == part.shape[0]

@@ -23,10 +23,11 @@ from .explaining import capture_error
 from .exporting import export_graph
 from .interrupts import uninterrupted
 from .isolation import quiet, replaced, untouched
-from .models import as_call, canonical_names, fresh_call, require_supported, unwrap, wrapped
+from .models import as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
 from .tracing import trace_graph
 from .usable import require_usable
+from .wrappers import unwrap, wrapped
 
 __all__ = [
     "Graph",

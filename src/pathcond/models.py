@@ -1,10 +1,7 @@
-"""The user's module without wrappers, the names of its tensors, and how it is called."""
+"""The names of a model's tensors, how it is called, and what it returns."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from types import MethodType
 from typing import Any
 
 import torch
@@ -16,40 +13,6 @@ from .sharding import is_sharded
 
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 HELD = (Tensor, torch.distributions.Distribution)
-
-
-def wrapped(model: nn.Module) -> Iterator[nn.Module]:
-    """A model and, one after the other, what is inside DataParallel, DistributedDataParallel, AveragedModel and torch.compile.
-
-    accelerate puts autocast into ``forward`` itself; the last one has its own forward back.
-    """
-    if not isinstance(model, nn.Module):
-        what = (
-            f"the class {model.__name__}, not one of its instances"
-            if isinstance(model, type)
-            else f"of type {type(model).__name__}"
-        )
-        raise TypeError(f"The model is {what}: pass a torch.nn.Module.")
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
-    while True:
-        yield model
-        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-            model = model._orig_mod
-        elif isinstance(model, wrappers):
-            model = model.module
-        elif "_original_forward" in vars(model):
-            original = vars(model)["_original_forward"]
-            model = copy.copy(model)  # the same parameters, buffers and modules
-            del model._original_forward
-            model.forward = MethodType(original.__func__, model) if hasattr(original, "__func__") else original  # type: ignore
-        else:
-            return
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module, without any wrapper."""
-    *_, inner = wrapped(model)
-    return inner
 
 
 def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .factor import Factor
 from .memory import is_writable
+from .numerics import largest
 from .sharding import local
 
 
@@ -71,17 +72,3 @@ def refused(moves: Sequence[Move]) -> list[str]:
                 f"{move.what} {tuple(move.tensor.shape)} would overflow {move.tensor.dtype}: {peak:.3g} times {growth:.3g}"
             )
     return problems
-
-
-def largest(tensors: Iterable[Tensor]) -> list[float]:
-    """The largest absolute value of each tensor; NaN if it holds one. One wait for the device, however many there are."""
-    filled = [t.detach() if t.numel() else torch.zeros(1) for t in tensors]
-    peaks = [torch.maximum(t.amax(), -t.amin()).double() for t in filled]
-    by_device: dict[torch.device, list[int]] = {}
-    for i, peak in enumerate(peaks):
-        by_device.setdefault(peak.device, []).append(i)
-    found = [0.0] * len(peaks)
-    for places in by_device.values():
-        for i, value in zip(places, torch.stack([peaks[i] for i in places]).tolist(), strict=True):
-            found[i] = value
-    return found

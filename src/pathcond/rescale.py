@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from .errors import MismatchError, RescalingError, TrainChangeError
-from .factor import Factor, exp
+from .factor import Factor
 from .graph import unwrap
 from .held import list_frozen
 from .interrupts import uninterrupted
 from .memory import is_writable, overlapping
-from .moves import Move, Setting, largest, refused
+from .moves import Move, Setting, refused
+from .numerics import exp, largest
 from .optimizer_state import Optimizers, Transport, listed, require_own, transport
 from .outputs import default_tolerance, example_outputs, output_change
 from .ranks import Ranks

@@ -28,16 +28,17 @@ from .captures import Captured, capture_all, list_frozen_by_routing, list_parame
 from .dropped import hold_dropped, list_dropped, used_anywhere
 from .equations import Cause, Equations, SolvedScales
 from .errors import RescalingError
-from .factor import exp
 from .graph import Graph, Node, canonical_names, unwrap
 from .held import list_excluded, list_frozen
 from .labels import FIXED
 from .memory import overlapping
+from .numerics import exp
 from .precision import types_behind
 from .propagation import Propagation
 from .scales import UNSET, Scales
 from .sharding import original_class
 from .sizes import Example
+from .symmetry_text import symmetry_table
 from .unread import find_levels, settle_unread_entries
 from .values import Scaling
 
@@ -222,8 +223,6 @@ class Symmetry:
         }
 
     def __str__(self) -> str:
-        from .tables import symmetry_table
-
         return symmetry_table(self)
 
 

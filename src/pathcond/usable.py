@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from .errors import RescalingError, UnsupportedModelError
-from .moves import largest
+from .numerics import largest
 from .sharding import local
 
 STATISTICS = ("running_mean", "running_var")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..tables import pinned_lines
+from ..symmetry_text import pinned_lines
 from . import charts
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..solvers import Solution
 from ..symmetry import Pinned, UnitGroup
-from ..tables import report_table
 from .diagonal import DiagonalSample
+from .text import report_table
 
 
 @dataclass(frozen=True, kw_only=True)

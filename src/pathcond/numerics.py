@@ -1,0 +1,31 @@
+"""Small computations that several rooms share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def exp(log_scales: Tensor) -> Tensor:
+    """exp, exactly a power of two where the argument is a whole multiple of log 2."""
+    octaves = log_scales / math.log(2)
+    whole = octaves.round()
+    power = torch.ldexp(torch.ones_like(whole), whole.int())
+    return torch.where((octaves - whole).abs() < 1e-12 * whole.abs().clamp(min=1), power, log_scales.exp())
+
+
+def largest(tensors: Iterable[Tensor]) -> list[float]:
+    """The largest absolute value of each tensor; NaN if it holds one. One wait for the device, however many there are."""
+    filled = [t.detach() if t.numel() else torch.zeros(1) for t in tensors]
+    peaks = [torch.maximum(t.amax(), -t.amin()).double() for t in filled]
+    by_device: dict[torch.device, list[int]] = {}
+    for i, peak in enumerate(peaks):
+        by_device.setdefault(peak.device, []).append(i)
+    found = [0.0] * len(peaks)
+    for places in by_device.values():
+        for i, value in zip(places, torch.stack([peaks[i] for i in places]).tolist(), strict=True):
+            found[i] = value
+    return found

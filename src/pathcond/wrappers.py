@@ -1,0 +1,44 @@
+"""The user's own module inside DataParallel, DistributedDataParallel, AveragedModel, torch.compile and accelerate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from types import MethodType
+
+import torch
+from torch import nn
+
+
+def wrapped(model: nn.Module) -> Iterator[nn.Module]:
+    """A model and, one after the other, what is inside DataParallel, DistributedDataParallel, AveragedModel and torch.compile.
+
+    accelerate puts autocast into ``forward`` itself; the last one has its own forward back.
+    """
+    if not isinstance(model, nn.Module):
+        what = (
+            f"the class {model.__name__}, not one of its instances"
+            if isinstance(model, type)
+            else f"of type {type(model).__name__}"
+        )
+        raise TypeError(f"The model is {what}: pass a torch.nn.Module.")
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
+    while True:
+        yield model
+        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, wrappers):
+            model = model.module
+        elif "_original_forward" in vars(model):
+            original = vars(model)["_original_forward"]
+            model = copy.copy(model)  # the same parameters, buffers and modules
+            del model._original_forward
+            model.forward = MethodType(original.__func__, model) if hasattr(original, "__func__") else original  # type: ignore
+        else:
+            return
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module, without any wrapper."""
+    *_, inner = wrapped(model)
+    return inner
