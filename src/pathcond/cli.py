@@ -1,4 +1,4 @@
-"""The command line: ``pathcond inspect``, ``condition``, ``demo``, ``reproduce``, ``report`` and ``data``.
+"""The command line: ``pathcond inspect``, ``condition`` and ``demo``, and what installed packages add to it.
 
 Exit codes: 0 success, 1 nothing can be rescaled, 2 wrong usage, target or file, 3 the model cannot be analysed, 4 the rescaling
 was refused and the model left as it was, 5 some runs of an experiment failed and the others are kept, 130 stopped by Ctrl-C.
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +25,8 @@ from torch.utils._pytree import tree_map
 
 from .checkpoints import Checkpoint, CheckpointError, load_, refuse_to_overwrite, save
 from .condition import condition_
-from .exits import NOTHING_TO_RESCALE, exit_code
-from .experiments import reproduction
-from .experiments.reproduction import Request, listed
-from .files import refuse_special, replacing
+from .exits import NOTHING_TO_RESCALE, WRONG_USAGE, exit_codes
+from .files import refuse_special
 from .graph import unwrap
 from .lifting import log10_paths, off_path, path_norm
 from .report.text import paths_table
@@ -79,19 +78,6 @@ def pathcond() -> None:
     """Rescale ReLU networks without changing their function."""
 
 
-@contextmanager
-def _exit_codes() -> Iterator[None]:
-    """Errors with a known cause become one message and an exit code."""
-    try:
-        yield
-    except Exception as error:
-        code = exit_code(error)
-        if code is None:
-            raise
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(code) from error
-
-
 @app.command()
 def inspect(
     target: Target,
@@ -104,7 +90,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show which units of a model can be rescaled, and what pins the others."""
-    with _exit_codes():
+    with exit_codes():
         model, inputs = load_target(target, parse_shape(input) if input else None)
         symmetry = find_symmetry(
             model,
@@ -148,7 +134,7 @@ def condition(
     as_json: AsJson = False,
 ) -> None:
     """Rescale a model's weights to where it trains best, and write them to a new checkpoint."""
-    with _exit_codes():
+    with exit_codes():
         for path in (out, *([report] if report else [])):
             refuse_to_overwrite(path, force)
         if report and report.resolve() == out.resolve():
@@ -216,121 +202,43 @@ def demo(
     epochs: Annotated[int, typer.Option(help="Passes over the data per run", min=1)] = 60,
 ) -> None:
     """Train a small network on handwritten digits with and without conditioning, and write a page with the curves."""
-    with _exit_codes():
+    with exit_codes():
         from .demo import run
 
         refuse_special(out)
         run(out, epochs=epochs)
 
 
-data_app = typer.Typer(no_args_is_help=True, help="Data sets of the experiments.")
-app.add_typer(data_app, name="data")
+PAPER_COMMANDS = {
+    "reproduce": "Reproduce a figure or table of the paper.",
+    "report": "Make one page of a folder of results.",
+    "data": "Data sets of the experiments.",
+}
 
 
-@data_app.callback()
-def data() -> None:
-    """Data sets of the experiments."""
+def _add_commands_of_packages() -> None:
+    """Commands that installed packages bring along; one that is missing says what to install."""
+    for entry in entry_points(group="pathcond.commands"):
+        entry.load()(app)
+    present = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    for name, about in PAPER_COMMANDS.items():
+        if name not in present:
+            app.command(name, help=f"{about} Needs the package pathcond-paper.", context_settings=ANY_ARGUMENTS)(_not_installed)
 
 
-@data_app.command("get")
-def data_get(
-    name: Annotated[str, typer.Argument(help="cifar10 or mnist")],
-    folder: Annotated[Path | None, typer.Option("--dir", help="Where to; default $PATHCOND_DATA or the user's cache")] = None,
-) -> None:
-    """Fetch a data set from where it is published, verified by checksum; goes on where an interrupted fetch stopped."""
-    from .data import get
-    from .data.datasets import folder as data_folder
-
-    with _exit_codes(), _transfer() as progress:
-        place = get(name, data_folder(folder), progress=progress)
-    typer.echo(f"{name} is in {place}")
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@contextmanager
-def _transfer() -> Iterator[Any]:
-    """One bar per file, in a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
-
-        def progress(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bars.add_task(file, total=total)
-            bars.update(tasks[file], completed=done, total=total)
-
-        yield progress
+def _not_installed(context: typer.Context) -> None:
+    typer.echo(
+        f"Error: pathcond {context.info_name} belongs to the package pathcond-paper, which is not installed: run "
+        "pip install ./paper in a checkout of pathcond.",
+        err=True,
+    )
+    raise typer.Exit(WRONG_USAGE)
 
 
-class PresetName(str, Enum):
-    """How much of a figure is run."""
-
-    smoke = "smoke"
-    cpu = "cpu"
-    paper = "paper"
-
-
-class EngineName(str, Enum):
-    """What runs it."""
-
-    local = "local"
-    ray = "ray"
-
-
-@app.command()
-def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Which figure or table, or all; --list shows them")] = None,
-    preset: Annotated[
-        PresetName, typer.Option(help="smoke: seconds; cpu: what a laptop can do; paper: the paper's scale, for a GPU")
-    ] = PresetName.cpu,
-    device: Annotated[str, typer.Option(help="cpu, cuda (all GPUs) or cuda:N")] = "cpu",
-    seeds: Annotated[int | None, typer.Option(help="Repetitions instead of the preset's", min=1)] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Compute only runs with this setting, e.g. method=default or depth=3,5; repeatable")
-    ] = None,
-    engine: Annotated[EngineName, typer.Option(help="Processes of this machine, or a Ray cluster")] = EngineName.local,
-    out: Annotated[Path | None, typer.Option(help="Folder of results; default: pathcond-results/PRESET")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of data sets; default: $PATHCOND_DATA or the user's cache")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes at once; default: one per GPU or core", min=1)] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Show what can be reproduced")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, and nothing else")] = False,
-) -> None:
-    """Reproduce a figure or table of the paper, beside the paper's own values.
-
-    Every finished run is kept: the same command goes on with a sweep that was stopped, and only draws one that is complete.
-    """
-    if show_list:
-        typer.echo(listed())
-        return
-    request = Request(
-        name=name, preset=preset.value, device=device, seeds=seeds, only=only or (), engine=engine.value,
-        out=out, data=data, workers=workers, as_json=as_json,
-    )  # fmt: skip
-    code = reproduction.reproduce(request, program="pathcond reproduce")
-    if code:
-        raise typer.Exit(code)
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of results, as reproduce fills it")],
-    out: Annotated[Path | None, typer.Option(help="Where the page goes; default: DIR/report.html")] = None,
-) -> None:
-    """Make one page of a folder of results: all figures, the paper's claims beside what was measured, how each was made."""
-    from .report.results import page
-
-    target = out or folder / "report.html"
-    with _exit_codes():
-        refuse_special(target)
-        text = page(folder)
-        try:
-            with replacing(target) as new:
-                new.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise OSError(f"{target} cannot be written: {error.strerror}.") from error
-    typer.echo(f"Written: {target}", err=True)
+_add_commands_of_packages()
 
 
 def main() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from .errors import EnergyRangeError, FailedRunsError, RescalingError, UnsupportedModelError
 
 NOTHING_TO_RESCALE = 1
@@ -28,3 +31,18 @@ def exit_code(error: Exception) -> int | None:
     if isinstance(error, ValueError | ImportError | OSError):
         return WRONG_USAGE
     return None
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Errors with a known cause become one message and an exit code."""
+    import typer
+
+    try:
+        yield
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(code) from error
