@@ -3,9 +3,12 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 RUNS   := $(VENV)/.runs
 READY  := $(VENV)/.ready
+# The site is built from the sources as text: its environment needs no torch.
+SITE_VENV := .venv-site
+SITE      := $(SITE_VENV)/.ready
 SHELL  := bash
 
-.PHONY: demo test test-all zoo bench docs lint format clean
+.PHONY: demo test test-all zoo bench docs site lint format clean
 
 demo: $(RUNS)  ## Handwritten digits, trained with and without conditioning; writes pathcond-demo.html
 	$(PYTHON) -m pathcond demo
@@ -32,6 +35,9 @@ docs: $(READY)  ## The pages that are generated from the code
 	$(PYTHON) -m pathcond.experiments.document results/paper docs/reproduction.md
 	$(PYTHON) -m pathcond report results/paper
 
+site: $(SITE)  ## The documentation site, in site/; a broken link or an unknown name is an error
+	$(SITE_VENV)/bin/python -m mkdocs build --strict
+
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -55,5 +61,10 @@ $(READY): $(RUNS)
 	$(PYTHON) -m pip install --quiet -c constraints.txt pillow pyyaml
 	touch $@
 
+$(SITE): pyproject.toml constraints.txt Makefile
+	test -x $(SITE_VENV)/bin/python || python3 -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet -c constraints.txt mkdocs-material "mkdocstrings[python]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SITE_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +39,7 @@ from .usable import unusable_weights
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Rescale ReLU networks without changing their function.")
 
 
-class Normalization(str, Enum):
+class Normalization(StrEnum):
     """Which side of a normalization layer carries a scale."""
 
     absorb = "absorb"
@@ -48,7 +48,7 @@ class Normalization(str, Enum):
     paper = "paper"
 
 
-class SolverName(str, Enum):
+class SolverName(StrEnum):
     """How the log-scales are found."""
 
     exact = "exact"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +63,7 @@ def _transfer() -> Iterator[Any]:
         yield progress
 
 
-class PresetName(str, Enum):
+class PresetName(StrEnum):
     """How much of a figure is run."""
 
     smoke = "smoke"
@@ -71,7 +71,7 @@ class PresetName(str, Enum):
     paper = "paper"
 
 
-class EngineName(str, Enum):
+class EngineName(StrEnum):
     """What runs it."""
 
     local = "local"
