@@ -37,5 +37,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0, result.output
     assert "Epochs to 99%" in result.output
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    assert page.count("<polyline") == 2 * 2 * 4  # accuracy and loss at two learning rates, four methods
+    assert (
+        page.count("<polyline") == 2 * 2 * 4 * 2
+    )  # accuracy and loss at two learning rates, four methods, for wide and narrow windows
     assert "What PathCond did to this network" in page

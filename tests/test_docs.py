@@ -1,11 +1,15 @@
 """What the documentation shows is what the code does."""
 
+import math
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import pathcond
+from pathcond.cli import app
 from pathcond.experiments import document
 from pathcond.rules import RULES
 from pathcond.rules.document import page
@@ -25,17 +29,47 @@ def test_the_page_of_results_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> N
     assert Path("docs/reproduction.md").read_text() == document.page(Path("results/paper"), Path("docs/reproduction.md"))
 
 
-def test_the_quick_start_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    shown = re.findall(r"```\n((?:Sequential conditioned|Symmetry of|Rescaling will do).*?)```", README, re.S)
-    assert len(shown) == 3
+@pytest.mark.parametrize(("page", "tables"), [("README.md", 1), ("docs/getting-started.md", 3)])
+def test_the_quick_start_runs_and_prints_what_it_says(page: str, tables: int, capsys: pytest.CaptureFixture) -> None:
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    shown = re.findall(r"```\n((?:Sequential conditioned|Symmetry of|Rescaling will do).*?)```", text, re.S)
+    assert len(shown) == tables
     scope: dict = {}
     exec("\n".join(blocks), scope)
     printed = _without_figures(capsys.readouterr().out)
-    for text in shown:
-        assert _without_figures(text) in printed
-    assert scope["symmetry"].num_units == 400
-    assert scope["result"].output_change_eval < 1e-4
+    for table in shown:
+        assert _without_figures(table) in printed
+    assert scope["report"].num_units == 400
+    if tables > 1:
+        assert scope["symmetry"].num_units == 400
+        assert scope["result"].output_change_eval < 1e-4
+        assert (scope["handle"].steps, scope["handle"].teleports) == (4, 2)
+
+
+def test_the_factory_of_the_command_line_page_is_a_target(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(# my_model.py\n.*?)```", (ROOT / "docs" / "command-line.md").read_text(), re.S)
+    assert code
+    (tmp_path / "my_model.py").write_text(code[1])
+    result = CliRunner().invoke(app, ["inspect", f"{tmp_path / 'my_model.py'}:build", "--paths"])
+    assert result.exit_code == 0, result.output
+    assert "16 units" in result.output
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.split()) <= 700
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", README)
+    assert len(links) > 10
+    assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    scope = runpy.run_path(str(ROOT / "docs" / "images" / "rescaling.py"))
+    assert (ROOT / "docs" / "images" / "rescaling.svg").read_text(encoding="utf-8") == scope["picture"]()
+    reached = {name: scope["descent"](weights)[-1] for name, weights in
+               (("plain", scope["START"]), ("rescaled", scope["rescaled"](scope["START"])))}  # fmt: skip
+    left = {name: math.dist(point, scope["GOAL"]) for name, point in reached.items()}
+    assert left["rescaled"] < 0.1 * left["plain"]
 
 
 def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> None:

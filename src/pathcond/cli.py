@@ -149,7 +149,7 @@ def condition(
                 exclude=exclude or (), frozen="move" if move_frozen else "keep",
             )  # fmt: skip
         if report:
-            done.to_html(report)
+            done.to_html(report, name=target)
         if done.num_units:
             save(model, out, like)
     typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))

@@ -1,16 +1,52 @@
-"""Charts as inline SVG: they scale with the page, follow its colours in light and dark, and need nothing else."""
+"""Charts as inline SVG: they follow the page's colours in light and dark, and need nothing else.
+
+Every chart is drawn twice, for wide windows and for phones; the page's style shows one of the two. In a drawing that is only
+made smaller nobody could read the letters.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 import torch
 from torch import Tensor
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 56, 16, 12, 40
+TOP, RIGHT, BOTTOM = 28, 16, 40
+# Axes reach from the first to the 99th percentile: a few outliers would leave the rest of a chart empty.
+BULK = (0.01, 0.99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canvas:
+    """What a chart is drawn on.
+
+    Attributes:
+        kind: Class of the drawing, by which the page's style shows it or hides it.
+        width: In pixels, as its letters are.
+        left: Space for the labels of the vertical axis.
+        ticks: About how many labels fit along the horizontal axis.
+        names: Space for the names of rows; 0 if they stand above their rows.
+    """
+
+    kind: str
+    width: int
+    left: int
+    ticks: int
+    names: int
+
+    @property
+    def right(self) -> int:
+        """Where the horizontal axis ends."""
+        return self.width - RIGHT
+
+
+CANVASES = (
+    Canvas(kind="wide", width=720, left=46, ticks=7, names=200),
+    Canvas(kind="narrow", width=352, left=40, ticks=6, names=0),
+)
 
 
 @dataclass(frozen=True)
@@ -49,70 +85,112 @@ class Series:
 def lines(series: Sequence[Series], *, x_label: str, y_label: str, first: int = 0, height: int = 320) -> str:
     """Values over steps, one line per series; up to six are told apart by colour and dash."""
     finite = [v for s in series for v in s.values if math.isfinite(v)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    low, high = _padded(min(finite), max(finite)) if finite else (0.0, 1.0)
     steps = max((len(s.values) for s in series), default=1)
-    x = Axis(first, first + max(steps - 1, 1), LEFT, WIDTH - RIGHT)
-    y = Axis(*_padded(low, high), height - BOTTOM, TOP)
-    parts = _frame(x, y, height, x_label, y_label)
-    for i, s in enumerate(series):
-        points = " ".join(f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v))
-        parts.append(f'<polyline class="line s{i}" points="{points}"><title>{escape(s.name)}</title></polyline>')
-    return _svg(parts, height, f"{y_label} over {x_label}") + _legend([s.name for s in series])
+
+    def draw(canvas: Canvas) -> str:
+        x = Axis(first, first + max(steps - 1, 1), canvas.left, canvas.right)
+        y = Axis(low, high, height - BOTTOM, TOP)
+        parts = _frame(canvas, x, y, height, x_label, y_label)
+        for i, s in enumerate(series):
+            points = " ".join(f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v))
+            parts.append(f'<polyline class="line s{i}" points="{points}"><title>{escape(s.name)}</title></polyline>')
+        return _svg(canvas, parts, height, f"{y_label} over {x_label}")
+
+    return _drawn(draw) + _legend([s.name for s in series], "line")
 
 
-def histograms(groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, height: int = 260, bins: int = 80) -> str:
-    """Distributions of weighted values, one step curve per (name, values, weights)."""
+def histograms(groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, height: int = 260, bins: int = 60) -> str:
+    """Distributions of weighted values, one step curve per (name, values, weights).
+
+    The axis reaches from the 1st to the 99th percentile, and says so. What lies beyond is counted in the outermost bars.
+    """
     ends = [end for _, v, w in groups for end in _bulk(v, w)]
     low, high = _padded(min(ends), max(ends)) if ends else (0.0, 1.0)
-    shares = []
-    for _, v, w in groups:
-        at = ((v - low) / (high - low) * bins).long().clamp(0, bins - 1)
-        counts = torch.zeros(bins, dtype=torch.float64).index_add_(0, at, w)
-        shares.append(counts / counts.sum().clamp(min=1e-300))
-    x = Axis(low, high, LEFT, WIDTH - RIGHT)
-    y = Axis(0.0, max((float(s.max()) for s in shares), default=1.0) * 1.05 or 1.0, height - BOTTOM, TOP)
-    parts = _frame(x, y, height, x_label, "share of the parameters")
-    for i, ((name, _, _), share) in enumerate(zip(groups, shares, strict=True)):
-        edges = [low + (high - low) * k / bins for k in range(bins + 1)]
-        corners = [f"{x(edges[0]):.1f},{y(0):.1f}"]
-        for k, value in enumerate(share.tolist()):
-            corners += [f"{x(edges[k]):.1f},{y(value):.1f}", f"{x(edges[k + 1]):.1f},{y(value):.1f}"]
-        corners.append(f"{x(edges[-1]):.1f},{y(0):.1f}")
-        parts.append(f'<polygon class="area s{i}" points="{" ".join(corners)}"><title>{escape(name)}</title></polygon>')
-    return _svg(parts, height, f"distribution of {x_label}") + _legend([name for name, _, _ in groups])
+    shares = [_shares(v, w, low, high, bins) for _, v, w in groups]
+    highest = max((float(s.max()) for s in shares), default=1.0) * 1.05 or 1.0
+
+    def draw(canvas: Canvas) -> str:
+        x = Axis(low, high, canvas.left, canvas.right)
+        y = Axis(0.0, 100 * highest, height - BOTTOM, TOP)
+        parts = _frame(canvas, x, y, height, f"{x_label} · 1st to 99th percentile", "% of the parameters")
+        for i, ((name, _, _), share) in enumerate(zip(groups, shares, strict=True)):
+            corners = _steps(share, x, y, low, high)
+            parts.append(f'<polygon class="area s{i}" points="{corners}"><title>{escape(name)}</title></polygon>')
+        return _svg(canvas, parts, height, f"distribution of {x_label}")
+
+    return _drawn(draw) + _legend([name for name, _, _ in groups], "area")
 
 
 def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
-    """One row per (name, values): a strip from the least to the greatest, darker between the quartiles, a mark at the median."""
-    name_width, row_height = 190, 18
-    height = TOP + BOTTOM + row_height * len(rows)
-    values = torch.cat([torch.zeros(1, dtype=torch.float64), *(v for _, v in rows)])
-    x = Axis(*_padded(float(values.min()), float(values.max())), LEFT + name_width, WIDTH - RIGHT)
-    parts = [_vertical(x, tick, height) for tick in x.ticks()]
-    parts.append(f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
-    for i, (name, v) in enumerate(rows):
-        middle = TOP + row_height * (i + 0.5)
-        low, q1, median, q3, high = (float(torch.quantile(v, q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
-        shown = name if len(name) <= 30 else "…" + name[-29:]
-        parts.append(f'<text class="name" x="{LEFT + name_width - 8}" y="{middle + 4:.1f}">{escape(shown)}</text>')
-        tip = f"{name}: log λ from {low:.3f} to {high:.3f}, median {median:.3f}, {len(v)} units"
-        strips = (("range", low, high, 6), ("box", q1, q3, 10))
-        for kind, start, stop, thick in strips:
-            width = max(x(stop) - x(start), 1.0)
-            place = f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
-            parts.append(f'<rect class="{kind}" {place}><title>{escape(tip)}</title></rect>')
-        parts.append(
-            f'<line class="median" x1="{x(median):.1f}" x2="{x(median):.1f}" y1="{middle - 6:.1f}" y2="{middle + 6:.1f}"/>'
-        )
-    parts.append(f'<text class="label" x="{(x.start + x.stop) / 2:.0f}" y="{height - 6}">{escape(x_label)}</text>')
-    return _svg(parts, height, f"distribution of {x_label} by layer")
+    """One row per (name, values): a strip from the 1st to the 99th percentile, darker between the quartiles, with the median."""
+    quantiles = [[float(torch.quantile(v, q)) for q in (BULK[0], 0.25, 0.5, 0.75, BULK[1])] for _, v in rows]
+    low, high = _padded(min([0.0, *(q[0] for q in quantiles)]), max([0.0, *(q[-1] for q in quantiles)]))
+
+    def draw(canvas: Canvas) -> str:
+        row_height = 18 if canvas.names else 34
+        height = TOP + BOTTOM + row_height * len(rows)
+        x = Axis(low, high, max(canvas.names, RIGHT), canvas.right)
+        parts = [_vertical(x, tick, height) for tick in x.ticks(canvas.ticks)]
+        parts.append(f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
+        for i, ((name, v), at) in enumerate(zip(rows, quantiles, strict=True)):
+            middle = TOP + row_height * (i + 0.5) + (0 if canvas.names else 7)
+            parts.append(_row_name(canvas, name, middle))
+            tip = f"{name}: log λ from {float(v.min()):.3f} to {float(v.max()):.3f}, median {at[2]:.3f}, {len(v)} units"
+            parts += _strip(x, at, middle, tip)
+        parts.append(_label(x, height, f"{x_label} · 1st to 99th percentile"))
+        return _svg(canvas, parts, height, f"distribution of {x_label} by layer")
+
+    return _drawn(draw)
+
+
+def _row_name(canvas: Canvas, name: str, middle: float) -> str:
+    """In front of its row, or above it where the window is narrow; long names lose their beginning."""
+    most = 30 if canvas.names else 44
+    shown = escape(name if len(name) <= most else "…" + name[1 - most :])
+    if canvas.names:
+        return f'<text class="name" x="{canvas.names - 8}" y="{middle + 4:.1f}">{shown}</text>'
+    return f'<text class="name above" x="{RIGHT}" y="{middle - 10:.1f}">{shown}</text>'
+
+
+def _strip(x: Axis, quantiles: Sequence[float], middle: float, tip: str) -> list[str]:
+    low, q1, median, q3, high = quantiles
+    parts = []
+    for kind, start, stop, thick in (("range", low, high, 6), ("box", q1, q3, 10)):
+        width = max(x(stop) - x(start), 1.0)
+        place = f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
+        parts.append(f'<rect class="{kind}" {place}><title>{escape(tip)}</title></rect>')
+    mark = f'x1="{x(median):.1f}" x2="{x(median):.1f}" y1="{middle - 6:.1f}" y2="{middle + 6:.1f}"'
+    return [*parts, f'<line class="median" {mark}/>']
+
+
+def _shares(values: Tensor, weights: Tensor, low: float, high: float, bins: int) -> Tensor:
+    """Share of the weight in every bin; what lies outside counts in the outermost bins."""
+    at = ((values - low) / (high - low) * bins).long().clamp(0, bins - 1)
+    counts = torch.zeros(bins, dtype=torch.float64).index_add_(0, at, weights)
+    return counts / counts.sum().clamp(min=1e-300)
+
+
+def _steps(share: Tensor, x: Axis, y: Axis, low: float, high: float) -> str:
+    """Corners of a step curve, closed along the axis."""
+    edges = [low + (high - low) * k / len(share) for k in range(len(share) + 1)]
+    corners = [f"{x(edges[0]):.1f},{y(0):.1f}"]
+    for k, value in enumerate((100 * share).tolist()):
+        corners += [f"{x(edges[k]):.1f},{y(value):.1f}", f"{x(edges[k + 1]):.1f},{y(value):.1f}"]
+    return " ".join([*corners, f"{x(edges[-1]):.1f},{y(0):.1f}"])
 
 
 def _bulk(values: Tensor, weights: Tensor) -> tuple[float, float]:
-    """All but the outer thousandths of weighted values; those are drawn in the outermost bins."""
+    """The 1st and the 99th percentile of weighted values.
+
+    >>> values = torch.cat([torch.linspace(0, 1, 1000), torch.tensor([50.0])])
+    >>> low, high = _bulk(values, torch.ones(1001))
+    >>> low > 0, high < 1
+    (True, True)
+    """
     values, order = values.sort()
     shares = weights[order].cumsum(0)
-    low, high = (int(torch.searchsorted(shares, q * shares[-1])) for q in (0.001, 0.999))
+    low, high = (int(torch.searchsorted(shares, q * shares[-1])) for q in BULK)
     return float(values[low]), float(values[min(high, len(values) - 1)])
 
 
@@ -126,22 +204,38 @@ def _vertical(x: Axis, tick: float, height: int) -> str:
     return line + f'<text class="tick" x="{x(tick):.1f}" y="{height - BOTTOM + 15}">{tick:g}</text>'
 
 
-def _frame(x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[str]:
-    parts = [_vertical(x, tick, height) for tick in x.ticks()]
+def _label(x: Axis, height: int, text: str) -> str:
+    return f'<text class="label" x="{(x.start + x.stop) / 2:.0f}" y="{height - 6}">{escape(text)}</text>'
+
+
+def _frame(canvas: Canvas, x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[str]:
+    """Grid, ticks and labels; what the vertical axis shows stands above it, where it needs no turning."""
+    parts = [_vertical(x, tick, height) for tick in x.ticks(canvas.ticks)]
     for tick in y.ticks(5):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(f'<text class="tick y" x="{LEFT - 6}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
-    middle = (TOP + height - BOTTOM) / 2
-    parts.append(f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{height - 6}">{escape(x_label)}</text>')
-    parts.append(f'<text class="label" transform="translate(14 {middle:.0f}) rotate(-90)">{escape(y_label)}</text>')
+        parts.append(f'<line class="grid" x1="{canvas.left}" x2="{canvas.right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
+        parts.append(f'<text class="tick y" x="{canvas.left - 6}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
+    parts.append(_label(x, height, x_label))
+    parts.append(f'<text class="above" x="4" y="{TOP - 14}">{escape(y_label)}</text>')
     return parts
 
 
-def _svg(parts: Sequence[str], height: int, title: str) -> str:
-    label = escape(title, quote=True)
-    return f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg></div>'
+def _drawn(draw: Callable[[Canvas], str]) -> str:
+    return "".join(draw(canvas) for canvas in CANVASES)
 
 
-def _legend(names: Sequence[str]) -> str:
-    items = "".join(f'<span><i class="key s{i}"></i>{escape(name)}</span>' for i, name in enumerate(names))
-    return f'<p class="legend">{items}</p>'
+def _svg(canvas: Canvas, parts: Sequence[str], height: int, title: str) -> str:
+    box = f'viewBox="0 0 {canvas.width} {height}"'
+    return f'<svg class="chart {canvas.kind}" {box} role="img" aria-label="{escape(title, quote=True)}">{"".join(parts)}</svg>'
+
+
+def _legend(names: Sequence[str], kind: str) -> str:
+    """Names beside a piece of the line as it is drawn, dashes and all, or of the area."""
+    pieces = {
+        "line": '<line class="line s{}" x1="1" y1="6" x2="33" y2="6"/>',
+        "area": '<rect class="area s{}" x="1" y="1" width="32" height="10"/>',
+    }
+    items = (
+        f'<span><svg class="key" viewBox="0 0 34 12" aria-hidden="true">{pieces[kind].format(i)}</svg>{escape(name)}</span>'
+        for i, name in enumerate(names)
+    )
+    return f'<p class="legend">{"".join(items)}</p>'

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from .report import Report
 
 SHOWN_LAYERS = 80
+STAGES = {
+    "symmetry": "captures the model, finds what can be rescaled",
+    "energy": "measures diag(G)",
+    "solve": "finds the best scales",
+    "rescale": "writes the weights, checks the outputs",
+}
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -27,12 +33,13 @@ def rendered(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def conditioning_page(report: Report) -> str:
-    """The page of one conditioning."""
-    return rendered("conditioning.html.jinja", title=f"{report.model_name}, conditioned", **conditioning(report))
+def conditioning_page(report: Report, name: str | None = None) -> str:
+    """The page of one conditioning, under the given name or that of the model's class."""
+    values = conditioning(report, name)
+    return rendered("conditioning.html.jinja", title=f"{values['name']}, conditioned", **values)
 
 
-def conditioning(report: Report) -> dict[str, Any]:
+def conditioning(report: Report, name: str | None = None) -> dict[str, Any]:
     """What ``conditioning_body.html.jinja`` shows."""
     from markupsafe import Markup
 
@@ -45,6 +52,8 @@ def conditioning(report: Report) -> dict[str, Any]:
     ]
     return {
         "report": report,
+        "name": name or report.model_name,
+        "stages": STAGES,
         "layers": report.layers(),
         "shown": SHOWN_LAYERS,
         "spread": report.spread(),

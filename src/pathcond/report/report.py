@@ -115,12 +115,20 @@ class Report:
             "pinned": [asdict(pin) for pin in self.pinned], "log_scales": self.log_scales.tolist(),
         }  # fmt: skip
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained page: log-scales by layer, diag(G) before and after, what is pinned, outputs, seconds."""
+    def to_html(self, path: str | os.PathLike[str], *, name: str | None = None) -> Path:
+        """Write one self-contained page: log-scales by layer, diag(G) before and after, what is pinned, outputs, seconds.
+
+        Args:
+            path: Of the file.
+            name: What the page calls the model; by default the name of its class.
+
+        Returns:
+            The path.
+        """
         from .page import conditioning_page
 
         path = Path(path)
-        path.write_text(conditioning_page(self), encoding="utf-8")
+        path.write_text(conditioning_page(self, name), encoding="utf-8")
         return path
 
     def __str__(self) -> str:

@@ -24,6 +24,31 @@ if TYPE_CHECKING:
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 VERSIONS = ("pathcond", "torch", "python")
+# What each figure shows, for somebody who has not read the paper.
+ABOUT = {
+    "toy": "A single neuron, trained from three starts as it is and conditioned: how fast the loss falls, and which way the "
+    "weights and the function take.",
+    "mlp-depth": "How many passes over the data networks of 2 to 8 hidden layers need until they classify 99 % of the training "
+    "images right; fewer is better.",
+    "cifar-nv": "Training and test accuracy of a convolutional network, epoch by epoch; higher is better.",
+    "autoencoder": "How well networks that squeeze images through a narrow layer reproduce them, over how narrow it is; a lower "
+    "loss is better.",
+    "regimes": "How far conditioning moves the weights of a fresh network, over how uneven its widths and how "
+    "large its weights are.",
+    "timing": "How long conditioning takes, beside one pass over the training data.",
+    "convergence": "How close the paper's algorithm is to the optimum after each of its sweeps; lower is better.",
+    "smooth": "With smooth activations a rescaling keeps the function only nearly: how much the outputs change, and whether "
+    "training still gains.",
+    "criteria": "Small examples in which several ways to choose a rescaling give the same answer.",
+    "table1": "How large the paper's networks are: parameters, hidden units that can be rescaled, and paths from inputs "
+    "to outputs.",
+}
+MEANINGS: dict[Verdict, str] = {
+    "reproduced": "our runs agree with the paper's sentence",
+    "better": "our runs agree, and this library's default does more than the paper's own method",
+    "not reproduced": "our runs do not agree with it",
+    "not run": "there are no runs to tell by",
+}
 SAID_APART = ("command", "commit", "date", "seconds", *VERSIONS)
 
 
@@ -50,6 +75,7 @@ class Reproduction:
 
     Attributes:
         name, title, labels: Of the figure, in words, and in the paper.
+        about: What it shows, in a sentence.
         command: That runs it.
         claims: The paper's, with their verdicts.
         rows: Empty if it was not run; then it has neither drawings nor text, and was not made.
@@ -61,6 +87,7 @@ class Reproduction:
     name: str
     title: str
     labels: str
+    about: str = ""
     command: str
     claims: Sequence[Claim]
     rows: Sequence[Row] = ()
@@ -112,6 +139,7 @@ def page(folder: Path) -> str:
         "results.html.jinja",
         title="PathCond: the paper, reproduced",
         total=counts([claim for figure in figures for claim in figure.claims]),
+        meanings=MEANINGS,
         shown=[entry for entry in shown if cast(Reproduction, entry["figure"]).rows],
         missing=[entry for entry in shown if not cast(Reproduction, entry["figure"]).rows],
     )
@@ -136,6 +164,7 @@ def _reproduction(name: str, folder: Path, usual: Preset) -> Reproduction:
         "name": name,
         "title": title[:1].upper() + title[1:],
         "labels": labels.removesuffix(")"),
+        "about": ABOUT.get(name, ""),
         "command": f"pathcond reproduce {name} --preset {preset or usual} --out {shlex.quote(str(folder))}",
     }
     if preset is None:
