@@ -95,22 +95,26 @@ descent reaches the goal from the rescaled weights, and not from the others.</de
   .way {{ fill: none; stroke-width: 2; }} .plain.dot {{ fill: var(--plain); }} .moved.dot {{ fill: var(--moved); }}
   .ring {{ fill: none; stroke: var(--rule); }} .start {{ fill: var(--ground); stroke: var(--ink); stroke-width: 2; }}
   .goal {{ stroke: var(--ink); stroke-width: 2; }}
+  /* Of the picture, not of the window: on a phone fewer words, in larger letters. */
+  @media (max-width: 520px) {{
+    text {{ font-size: 22px; }} .head, .title {{ font-size: 23px; }} .in {{ font-size: 17px; }} .note {{ display: none; }}
+  }}
 </style>
 <clipPath id="plane"><rect x="{LEFT - 20}" y="{TOP}" width="390" height="{SIZE}"/></clipPath>
 <rect class="ground" x="0.5" y="0.5" width="839" height="339" rx="10"/>
 {network(START, "plain", 46, 102, "as it was")}
 {network(conditioned, "moved", 46, 252, "rescaled")}
 <text class="factor" x="82" y="257">× λ</text><text class="factor" x="214" y="240">÷ λ</text>
-<text x="292" y="167">same</text><text x="292" y="185">function,</text><text x="292" y="203">for every λ &gt; 0</text>
-<text class="title" x="{LEFT - 20}" y="34">The same {STEPS} steps of gradient descent</text>
+<text x="286" y="165">same</text><text x="286" y="187">function</text>
+<text class="title" x="{LEFT - 46}" y="38">{STEPS} steps of gradient descent</text>
 <g clip-path="url(#plane)">{rings}</g>
 {trajectory(START, "plain")}
 {trajectory(conditioned, "moved")}
 <path class="goal" d="M{goal[0] - 6:.1f} {goal[1] - 6:.1f}l12 12m0 -12l-12 12"/>
 <circle class="start" cx="{start[0]:.1f}" cy="{start[1]:.1f}" r="6"/>
-<text x="{start[0] + 14:.1f}" y="{start[1] + 18:.1f}">one function, two sets of weights</text>
+<text class="note" x="{start[0] + 14:.1f}" y="{start[1] + 18:.1f}">one function, two sets of weights</text>
 <text x="{goal[0] + 16:.1f}" y="{goal[1] + 5:.1f}">goal</text>
-<text x="{LEFT - 20}" y="318">rings: equal loss, in the plane of functions a x₁ + b x₂</text>
+<text class="note" x="{LEFT - 20}" y="318">every point is a function, every ring an equal loss</text>
 </svg>
 """
 
