@@ -29,7 +29,7 @@ bench: $(READY)  ## Speed and memory beside naive implementations; writes benchm
 
 docs: $(READY)  ## The pages that are generated from the code
 	$(PYTHON) -m pathcond.rules.document docs/supported-operations.md
-	$(PYTHON) -m pathcond.experiments.document results/paper docs/reproduction.md
+	$(PYTHON) -m pathcond_paper.document results/paper docs/reproduction.md
 	$(PYTHON) -m pathcond report results/paper
 
 lint: $(READY)
@@ -50,7 +50,7 @@ $(RUNS): pyproject.toml constraints.txt Makefile
 	touch $@
 
 $(READY): $(RUNS)
-	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[dev]" -e "./paper[ray,tensorboard]"
 	$(PYTHON) -m pip install --quiet -c constraints.txt --no-deps torchvision timm
 	$(PYTHON) -m pip install --quiet -c constraints.txt pillow pyyaml
 	touch $@

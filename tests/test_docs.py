@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import pathcond
-from pathcond.experiments import document
 from pathcond.rules import RULES
 from pathcond.rules.document import page
+from pathcond_paper import document
 
 from .zoo import entries
 
@@ -22,12 +22,16 @@ def test_supported_operations_are_up_to_date() -> None:
 
 def test_the_page_of_results_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert Path("docs/reproduction.md").read_text() == document.page(Path("results/paper"), Path("docs/reproduction.md"))
+    assert Path("docs/reproduction.md").read_text() == document.page(
+        Path("results/paper"), Path("docs/reproduction.md")
+    )
 
 
 def test_the_quick_start_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    shown = re.findall(r"```\n((?:Sequential conditioned|Symmetry of|Rescaling will do).*?)```", README, re.S)
+    shown = re.findall(
+        r"```\n((?:Sequential conditioned|Symmetry of|Rescaling will do).*?)```", README, re.S
+    )
     assert len(shown) == 3
     scope: dict = {}
     exec("\n".join(blocks), scope)
@@ -42,13 +46,19 @@ def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> 
     text = (ROOT / "docs" / "conditioning.md").read_text()
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.S)
     exec(code, {})
-    printed, stated = (dict(re.findall(r"(.+): × (\S+)", lines)) for lines in (capsys.readouterr().out, shown))
-    assert {name: float(pace) for name, pace in printed.items()} == pytest.approx({k: float(v) for k, v in stated.items()}, rel=0.1)
+    printed, stated = (
+        dict(re.findall(r"(.+): × (\S+)", lines)) for lines in (capsys.readouterr().out, shown)
+    )
+    assert {name: float(pace) for name, pace in printed.items()} == pytest.approx(
+        {k: float(v) for k, v in stated.items()}, rel=0.1
+    )
 
 
 def _without_figures(text: str) -> str:
     """Words only: figures, bars and line breaks vary with the machine."""
-    return " ".join(re.sub(r"[-+]?\d[\d.,]*(e[-+]\d+)?|[▁▂▃▄▅▆▇█]+", "#", text).replace("# #", "#").split()).replace("# #", "#")
+    return " ".join(
+        re.sub(r"[-+]?\d[\d.,]*(e[-+]\d+)?|[▁▂▃▄▅▆▇█]+", "#", text).replace("# #", "#").split()
+    ).replace("# #", "#")
 
 
 def test_the_table_of_models_covers_the_collection() -> None:
@@ -61,7 +71,10 @@ def test_rules_are_real_operations() -> None:
     import torch
 
     own = [op for op in RULES if "::" not in op]  # others are defined by other libraries
-    packets = {op: getattr(torch.ops.aten, op, None) or getattr(torch.ops.aten, f"{op}_", None) for op in own}
+    packets = {
+        op: getattr(torch.ops.aten, op, None) or getattr(torch.ops.aten, f"{op}_", None)
+        for op in own
+    }
     assert not [op for op, packet in packets.items() if packet is None]
 
 

@@ -1,4 +1,6 @@
-"""Models of all families keep their function under every normalization value; the whole collection is marked ``zoo``."""
+"""Models of all families keep their function under every normalization value; the whole collection
+is marked ``zoo``.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ def is_quick(entry: Entry) -> bool:
 
 
 def parameters() -> list:
-    return [pytest.param(e, id=e.name, marks=[] if is_quick(e) else pytest.mark.zoo) for e in entries()]
+    return [
+        pytest.param(e, id=e.name, marks=[] if is_quick(e) else pytest.mark.zoo) for e in entries()
+    ]
 
 
 @pytest.mark.parametrize("entry", parameters())
@@ -36,7 +40,9 @@ def test_enough_models_run_every_time() -> None:
 
 @pytest.mark.parametrize("normalization", ["absorb", "full"])
 def test_train_only_heads_keep_their_outputs_within_the_bounds(normalization: str) -> None:
-    """GoogLeNet's norms have ε = 1e-3: unbounded scales in front of them change the train output by a third."""
+    """GoogLeNet's norms have ε = 1e-3: unbounded scales in front of them change the train output by
+    a third.
+    """
     entry = next(entry for entry in entries() if entry.name == "torchvision:googlenet")
     model, inputs = entry.build()[0].double(), torch.randn(8, 3, 96, 96, dtype=torch.float64)
     randomise(model)

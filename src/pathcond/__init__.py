@@ -13,11 +13,11 @@ pathcond.count_paths(model, example_inputs)                   # how many paths t
 from . import reference, theory
 from .condition import condition_, prepare
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
-from .lifting import count_paths, diag_g, log10_paths, path_norm
+from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
 from .report import Report
-from .rescale import rescale_
+from .rescaling.rescale import rescale_
 from .solvers import CoordinateDescent, ENorm, Exact, Solution, solve
-from .symmetry import Symmetry, find_symmetry
+from .symmetry.symmetry import Symmetry, find_symmetry
 from .teleport import teleport
 
 __version__ = "0.1.0"

@@ -1,12 +1,13 @@
-"""The dynamics that the paper compares (sec. GDPhiSpace), integrated by the classical Runge-Kutta method of order 4.
+"""The dynamics that the paper compares (sec. GDPhiSpace), integrated by the classical Runge-Kutta
+method of order 4.
 
     gradient flow            θ' = −∇L(θ)                    (eq. gradient_flow)
     ideal flow               z' = −∇ℓ(z)                    gradient flow in the lifted space
     natural-gradient flow    θ' = −(∂Φᵀ ∂Φ)⁺ ∇L(θ)          (eq. natural_gradient_flow)
 
-With L = ℓ ∘ Φ and z = Φ(θ), gradient flow moves z by −P ∇ℓ(z), P = ∂Φ ∂Φᵀ (eq. path_dyn), and natural-gradient flow by
-−Q ∇ℓ(z), with Q the orthogonal projection onto the range of ∂Φ (eq. phi_noneuclidean_gradient_flow): the ideal flow,
-where ∂Φ has full row rank. Everything is float64.
+With L = ℓ ∘ Φ and z = Φ(θ), gradient flow moves z by −P ∇ℓ(z), P = ∂Φ ∂Φᵀ (eq. path_dyn), and
+natural-gradient flow by −Q ∇ℓ(z), with Q the orthogonal projection onto the range of ∂Φ (eq.
+phi_noneuclidean_gradient_flow): the ideal flow, where ∂Φ has full row rank. Everything is float64.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 Function = Callable[[Tensor], Tensor]
-RELATIVE_ZERO = 1e-9  # singular values of ∂Φ below this share of the largest count as zero in the pseudo-inverse
+# singular values of ∂Φ below this share of the largest count as zero in the pseudo-inverse
+RELATIVE_ZERO = 1e-9
 
 
 def gradient_flow(loss: Function, theta0: Tensor, *, time: float, steps: int) -> Tensor:
@@ -41,7 +43,8 @@ def gradient_flow(loss: Function, theta0: Tensor, *, time: float, steps: int) ->
 
 
 def ideal_flow(lifted_loss: Function, z0: Tensor, *, time: float, steps: int) -> Tensor:
-    """z' = −∇ℓ(z) from z₀: what gradient descent would do if it had the paths themselves as its variables.
+    """z' = −∇ℓ(z) from z₀: what gradient descent would do if it had the paths themselves as its
+    variables.
 
     Args:
         lifted_loss: ℓ, from (q,) to a scalar, differentiable by torch.
@@ -60,7 +63,9 @@ def ideal_flow(lifted_loss: Function, z0: Tensor, *, time: float, steps: int) ->
     return gradient_flow(lifted_loss, z0, time=time, steps=steps)
 
 
-def natural_gradient_flow(loss: Function, lift: Function, theta0: Tensor, *, time: float, steps: int) -> Tensor:
+def natural_gradient_flow(
+    loss: Function, lift: Function, theta0: Tensor, *, time: float, steps: int
+) -> Tensor:
     """θ' = −(∂Φᵀ ∂Φ)⁺ ∇L(θ) from θ₀ (eq. natural_gradient_flow).
 
     Args:
@@ -80,7 +85,8 @@ def natural_gradient_flow(loss: Function, lift: Function, theta0: Tensor, *, tim
     gradient, jacobian = torch.func.grad(loss), torch.func.jacrev(lift)
 
     def velocity(theta: Tensor) -> Tensor:
-        inverse: Tensor = torch.linalg.pinv(jacobian(theta), rtol=RELATIVE_ZERO)  # (p, q); (∂Φᵀ ∂Φ)⁺ = ∂Φ⁺ (∂Φ⁺)ᵀ
+        # (p, q); (∂Φᵀ ∂Φ)⁺ = ∂Φ⁺ (∂Φ⁺)ᵀ
+        inverse: Tensor = torch.linalg.pinv(jacobian(theta), rtol=RELATIVE_ZERO)
         direction: Tensor = inverse @ (inverse.T @ gradient(theta))
         return -direction
 

@@ -1,4 +1,6 @@
-"""Charts as inline SVG: they scale with the page, follow its colours in light and dark, and need nothing else."""
+"""Charts as inline SVG: they scale with the page, follow its colours in light and dark, and need
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class Axis:
         raw = (self.high - self.low) / most
         magnitude = 10 ** math.floor(math.log10(raw))
         step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw)
-        return [i * step for i in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+        return [
+            i * step
+            for i in range(
+                math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,9 @@ class Series:
     values: Sequence[float]
 
 
-def lines(series: Sequence[Series], *, x_label: str, y_label: str, first: int = 0, height: int = 320) -> str:
+def lines(
+    series: Sequence[Series], *, x_label: str, y_label: str, first: int = 0, height: int = 320
+) -> str:
     """Values over steps, one line per series; up to six are told apart by colour and dash."""
     finite = [v for s in series for v in s.values if math.isfinite(v)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
@@ -55,12 +64,19 @@ def lines(series: Sequence[Series], *, x_label: str, y_label: str, first: int = 
     y = Axis(*_padded(low, high), height - BOTTOM, TOP)
     parts = _frame(x, y, height, x_label, y_label)
     for i, s in enumerate(series):
-        points = " ".join(f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v))
-        parts.append(f'<polyline class="line s{i}" points="{points}"><title>{escape(s.name)}</title></polyline>')
+        points = " ".join(
+            f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v)
+        )
+        parts.append(
+            f'<polyline class="line s{i}" '
+            f'points="{points}"><title>{escape(s.name)}</title></polyline>'
+        )
     return _svg(parts, height, f"{y_label} over {x_label}") + _legend([s.name for s in series])
 
 
-def histograms(groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, height: int = 260, bins: int = 80) -> str:
+def histograms(
+    groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, height: int = 260, bins: int = 80
+) -> str:
     """Distributions of weighted values, one step curve per (name, values, weights)."""
     ends = [end for _, v, w in groups for end in _bulk(v, w)]
     low, high = _padded(min(ends), max(ends)) if ends else (0.0, 1.0)
@@ -70,31 +86,50 @@ def histograms(groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, he
         counts = torch.zeros(bins, dtype=torch.float64).index_add_(0, at, w)
         shares.append(counts / counts.sum().clamp(min=1e-300))
     x = Axis(low, high, LEFT, WIDTH - RIGHT)
-    y = Axis(0.0, max((float(s.max()) for s in shares), default=1.0) * 1.05 or 1.0, height - BOTTOM, TOP)
+    y = Axis(
+        0.0, max((float(s.max()) for s in shares), default=1.0) * 1.05 or 1.0, height - BOTTOM, TOP
+    )
     parts = _frame(x, y, height, x_label, "share of the parameters")
     for i, ((name, _, _), share) in enumerate(zip(groups, shares, strict=True)):
         edges = [low + (high - low) * k / bins for k in range(bins + 1)]
         corners = [f"{x(edges[0]):.1f},{y(0):.1f}"]
         for k, value in enumerate(share.tolist()):
-            corners += [f"{x(edges[k]):.1f},{y(value):.1f}", f"{x(edges[k + 1]):.1f},{y(value):.1f}"]
+            corners += [
+                f"{x(edges[k]):.1f},{y(value):.1f}",
+                f"{x(edges[k + 1]):.1f},{y(value):.1f}",
+            ]
         corners.append(f"{x(edges[-1]):.1f},{y(0):.1f}")
-        parts.append(f'<polygon class="area s{i}" points="{" ".join(corners)}"><title>{escape(name)}</title></polygon>')
-    return _svg(parts, height, f"distribution of {x_label}") + _legend([name for name, _, _ in groups])
+        parts.append(
+            f'<polygon class="area s{i}" '
+            f'points="{" ".join(corners)}"><title>{escape(name)}</title></polygon>'
+        )
+    return _svg(parts, height, f"distribution of {x_label}") + _legend(
+        [name for name, _, _ in groups]
+    )
 
 
 def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
-    """One row per (name, values): a strip from the least to the greatest, darker between the quartiles, a mark at the median."""
+    """One row per (name, values): a strip from the least to the greatest, darker between the
+    quartiles, a mark at the median.
+    """
     name_width, row_height = 190, 18
     height = TOP + BOTTOM + row_height * len(rows)
     values = torch.cat([torch.zeros(1, dtype=torch.float64), *(v for _, v in rows)])
     x = Axis(*_padded(float(values.min()), float(values.max())), LEFT + name_width, WIDTH - RIGHT)
     parts = [_vertical(x, tick, height) for tick in x.ticks()]
-    parts.append(f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
+    parts.append(
+        f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+    )
     for i, (name, v) in enumerate(rows):
         middle = TOP + row_height * (i + 0.5)
-        low, q1, median, q3, high = (float(torch.quantile(v, q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
+        low, q1, median, q3, high = (
+            float(torch.quantile(v, q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0)
+        )
         shown = name if len(name) <= 30 else "…" + name[-29:]
-        parts.append(f'<text class="name" x="{LEFT + name_width - 8}" y="{middle + 4:.1f}">{escape(shown)}</text>')
+        parts.append(
+            f'<text class="name" x="{LEFT + name_width - 8}" '
+            f'y="{middle + 4:.1f}">{escape(shown)}</text>'
+        )
         tip = f"{name}: log λ from {low:.3f} to {high:.3f}, median {median:.3f}, {len(v)} units"
         strips = (("range", low, high, 6), ("box", q1, q3, 10))
         for kind, start, stop, thick in strips:
@@ -102,9 +137,13 @@ def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
             place = f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
             parts.append(f'<rect class="{kind}" {place}><title>{escape(tip)}</title></rect>')
         parts.append(
-            f'<line class="median" x1="{x(median):.1f}" x2="{x(median):.1f}" y1="{middle - 6:.1f}" y2="{middle + 6:.1f}"/>'
+            f'<line class="median" x1="{x(median):.1f}" x2="{x(median):.1f}" '
+            f'y1="{middle - 6:.1f}" y2="{middle + 6:.1f}"/>'
         )
-    parts.append(f'<text class="label" x="{(x.start + x.stop) / 2:.0f}" y="{height - 6}">{escape(x_label)}</text>')
+    parts.append(
+        f'<text class="label" x="{(x.start + x.stop) / 2:.0f}" '
+        f'y="{height - 6}">{escape(x_label)}</text>'
+    )
     return _svg(parts, height, f"distribution of {x_label} by layer")
 
 
@@ -129,11 +168,20 @@ def _vertical(x: Axis, tick: float, height: int) -> str:
 def _frame(x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[str]:
     parts = [_vertical(x, tick, height) for tick in x.ticks()]
     for tick in y.ticks(5):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" '
+            f'y2="{y(tick):.1f}"/>'
+        )
         parts.append(f'<text class="tick y" x="{LEFT - 6}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
     middle = (TOP + height - BOTTOM) / 2
-    parts.append(f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{height - 6}">{escape(x_label)}</text>')
-    parts.append(f'<text class="label" transform="translate(14 {middle:.0f}) rotate(-90)">{escape(y_label)}</text>')
+    parts.append(
+        f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" '
+        f'y="{height - 6}">{escape(x_label)}</text>'
+    )
+    parts.append(
+        f'<text class="label" transform="translate(14 {middle:.0f}) '
+        f'rotate(-90)">{escape(y_label)}</text>'
+    )
     return parts
 
 
@@ -143,5 +191,7 @@ def _svg(parts: Sequence[str], height: int, title: str) -> str:
 
 
 def _legend(names: Sequence[str]) -> str:
-    items = "".join(f'<span><i class="key s{i}"></i>{escape(name)}</span>' for i, name in enumerate(names))
+    items = "".join(
+        f'<span><i class="key s{i}"></i>{escape(name)}</span>' for i, name in enumerate(names)
+    )
     return f'<p class="legend">{items}</p>'

@@ -1,4 +1,6 @@
-"""Writes the page of supported operations from the rule table: ``python -m pathcond.rules.document FILE``."""
+"""Writes the page of supported operations from the rule table: ``python -m pathcond.rules.document
+FILE``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from . import RULES
-from .table import Column, Rule
+from .table import RULES, Column, Rule
 
 HEAD = """# Supported operations
 
@@ -24,7 +25,7 @@ Whatever is not listed pins the scales that reach it to 1: the function is kept,
 ENERGY = """## How path energy passes
 
 "The example batch" is measured with `calibrate=True`; without, such a factor is 1. Whatever is not listed ends the paths that
-reach it; what it computes is frozen at its value on the example batch, and `pathcond.lifting.off_path` names the operation.
+reach it; what it computes is frozen at its value on the example batch, and `pathcond.lifting.lifting.off_path` names the operation.
 """
 
 
@@ -39,7 +40,10 @@ def page() -> str:
 
 
 def _sections(groups: dict[str, list[str]]) -> list[str]:
-    return [f"### {title}\n\n{', '.join(f'`{op}`' for op in sorted(ops))}\n" for title, ops in sorted(groups.items())]
+    return [
+        f"### {title}\n\n{', '.join(f'`{op}`' for op in sorted(ops))}\n"
+        for title, ops in sorted(groups.items())
+    ]
 
 
 def _energy(rule: Rule) -> str:
