@@ -16,6 +16,7 @@ import argparse
 import copy
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,12 +106,8 @@ def depth_exponent(repeats: int, device: str) -> tuple[float, list[dict[str, Any
         model = nn.Sequential(*layers, nn.Linear(512, 10)).to(device)
         x = torch.randn(2, 512, device=device)
         sample = capture_sample(model, x)
-        rows.append(
-            {
-                "depth": depth,
-                "seconds": seconds_of(lambda: path_energy(model, sample), repeats, device),
-            }
-        )  # noqa: B023
+        seconds = seconds_of(partial(path_energy, model, sample), repeats, device)
+        rows.append({"depth": depth, "seconds": seconds})
     points = [(math.log(row["depth"]), math.log(row["seconds"])) for row in rows]
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum(

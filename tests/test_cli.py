@@ -277,7 +277,8 @@ from torch import nn
 
 def net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(16, 3)
+    layers = [nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)]
+    return nn.Sequential(*layers), torch.randn(16, 3)
 
 class Tied(nn.Module):
     def __init__(self):

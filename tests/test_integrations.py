@@ -236,7 +236,10 @@ def test_lightning_counts_steps_not_batches_and_logs_them(tmp_path: Path) -> Non
         (1, 1),
         (3, 2),
     ]
-    names = "objective_before objective_after output_change_eval output_change_train max_abs_log_scale seconds teleports"
+    names = (
+        "objective_before objective_after output_change_eval output_change_train max_abs_log_scale "
+        "seconds teleports"
+    )
     assert {key for key in rows[0] if key.startswith("pathcond/")} == {
         f"pathcond/{name}" for name in names.split()
     }

@@ -482,8 +482,8 @@ def test_first_formula_and_the_best_alpha(problem: Problem) -> None:
             formula, rel=1e-9
         )
         best = minimize_scalar(
-            lambda a: reference.plus_logdet_of_rescaling(J, d, math.exp(a)), bracket=(-5, 0)
-        )  # noqa: B023
+            lambda a, d=d: reference.plus_logdet_of_rescaling(J, d, math.exp(a)), bracket=(-5, 0)
+        )
         total = float((g / d.square()).sum())
         closed = (
             -23 * math.log(23)

@@ -319,7 +319,8 @@ def test_the_same_test_rejects_what_is_wrong_in_the_paper(uniform: bool) -> None
 def test_wrong_arguments_are_named_all_at_once() -> None:
     with pytest.raises(
         ValueError,
-        match=r"widths holds \[0\].*variances has 1 entries; 3 widths make 2 layers.*holds \[-1.0\]",
+        match=r"widths holds \[0\].*variances has 1 entries; 3 widths make 2 layers"
+        r".*holds \[-1.0\]",
     ):
         expected_diag_g((3, 0, 2), (-1.0,))
     with pytest.raises(ValueError, match="at least an input and an output"):

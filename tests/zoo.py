@@ -609,7 +609,7 @@ def table(results: list[Result]) -> str:
         f"the largest relative change is in the table. {energy_within} models keep it to 1e-9. "
         "Parameters off path (gates' own",
         "branches, queries and keys, weights computed from other parameters) are those that "
-        "`pathcond.lifting.lifting.off_path` lists.",
+        "`pathcond.lifting.off_path` lists.",
         "",
         "Conditioning twice: the gradient of the criterion, measured afresh at the optimum with "
         "frozen statistics, is at most",
@@ -637,7 +637,10 @@ def table(results: list[Result]) -> str:
         shown = _beside_floor(change, r.rounding_floor)
         sizes = _beside_floor(max(r.other_change.values(), default=math.nan), r.rounding_floor)
         energy = _beside_floor(max(r.energy_change.values(), default=math.nan), r.energy_floor)
-        seconds = f"{r.seconds_capture:.1f} | {r.seconds_search:.1f} | {r.seconds_energy:.1f} | {r.seconds_solve:.1f}"
+        seconds = (
+            f"{r.seconds_capture:.1f} | {r.seconds_search:.1f} | {r.seconds_energy:.1f} | "
+            f"{r.seconds_solve:.1f}"
+        )
         again = max(r.moved_again.values(), default=0.0)
         optimum = f"{max(r.residual.values(), default=0.0):.0e} | {r.held:,} | {again:.0e}"
         lines.append(

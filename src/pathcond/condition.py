@@ -192,13 +192,17 @@ def condition_(
             bit for bit what it was.
 
     >>> import torch, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... ).double()
     >>> x = torch.randn(16, 8).double()
     >>> before = model(x)
     >>> report = pathcond.condition_(model, x)
     >>> torch.allclose(model(x), before), report.objective_after <= report.objective_before
     (True, True)
-    >>> bool(pathcond.condition_(model, x).log_scales.abs().max() < 1e-6)  # conditioning twice does nothing
+    >>> bool(
+    ...     pathcond.condition_(model, x).log_scales.abs().max() < 1e-6
+    ... )  # conditioning twice does nothing
     True
     """
     refuse_other_than_solver(solver)
@@ -423,8 +427,8 @@ class _Stages:
     """Seconds per stage."""
 
     def __init__(self, progress: Callable[[str], object]) -> None:
-        # type: Callable[[str], object], dict[str, float]
-        self.progress, self.seconds = progress, {}
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

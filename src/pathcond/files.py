@@ -21,14 +21,12 @@ def refuse_special(path: Path) -> None:
     >>> refuse_special(Path("no such file"))
     >>> refuse_special(Path(os.devnull))
     Traceback (most recent call last):
-    pathcond.files.SpecialFileError: /dev/null is a device, a pipe or a socket, which a file may not replace: name a file.
+    pathcond.files.SpecialFileError: /dev/null is a device, a pipe or a socket, ...
     """
     if path.is_dir():
         raise SpecialFileError(f"{path} is a folder: name a file.")
     if path.exists() and not path.is_file():
-        raise SpecialFileError(
-            f"{path} is a device, a pipe or a socket, which a file may not replace: name a file."
-        )
+        raise SpecialFileError(f"{path} is a device, a pipe or a socket, ...")
 
 
 @contextmanager

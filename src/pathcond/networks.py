@@ -1,6 +1,6 @@
 """The paper's networks, as plain chains of torch modules with torch's own initialisation.
 
-mlp           3072 - 500 - 500 - 500 - 10 by default (``sec:faster``); any widths, with or without BatchNorm
+mlp           3072 - 500 - 500 - 500 - 10 by default (``sec:faster``); any widths
 autoencoder   784 - 784/c - 784/c² and back (``sec:regimes``)
 cifar_nv      the fully convolutional network of Gitman and Ginsburg, 2017 (``sec:generalize``)
 resnet        ResNet-18, -34, -50 for ImageNet; same parameters in the same order as torchvision's

@@ -1,6 +1,7 @@
 """Conditioning during training: the paper's Algorithm 1 (alg. ideal) as a hook on the optimizer.
 
-    θ_{k+½} = D_k θ_k                       every few steps: the best rescaling, with the optimizer's state moved along
+    θ_{k+½} = D_k θ_k                       every few steps: the best rescaling; the
+                                            optimizer's state moves along
     θ_{k+1} = θ_{k+½} − μ_k ∇L(θ_{k+½})     the optimizer's own step
 
 What does not depend on the weights, the captured graph and its Symmetry, is found once.
@@ -84,7 +85,9 @@ def teleport(
             out with a warning instead, and training goes on.
 
     >>> import torch, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... )
     >>> optimizer = torch.optim.Adam(model.parameters())
     >>> handle = pathcond.teleport(optimizer, model, torch.randn(16, 8), every=2)
     >>> for _ in range(5):

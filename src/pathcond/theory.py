@@ -11,7 +11,9 @@ Symbols of the paper (``sec:regimes_proofs``):
 >>> expected_diag_g((3, 4, 2), (0.5, 0.25))
 ExpectedDiagonal(edges=(0.5, 2.0), biases=(0.5,))
 >>> import torch
->>> narrow = torch.nn.Sequential(torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 64))
+>>> narrow = torch.nn.Sequential(
+...     torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 64)
+... )
 >>> print(regime(narrow, torch.randn(8, 64)))
 Rescaling will do much for Sequential, because widths vary (4 to 64): ...
 """
@@ -77,7 +79,9 @@ def expected_diag_g(
         bias: Whether the layers before the last have biases; without them only the first product
             stays.
 
-    >>> expected_diag_g((4, 4, 4, 4), (0.25, 0.25, 0.25)).edges  # a = 1: 1 + k/n (eq. expected-a1)
+    >>> expected_diag_g(
+    ...     (4, 4, 4, 4), (0.25, 0.25, 0.25)
+    ... ).edges  # a = 1: 1 + k/n (eq. expected-a1)
     (1.0, 1.25, 1.5)
     """
     _check(widths, "variances", variances)
@@ -242,7 +246,10 @@ class Regime:
     model_name: str
 
     def __str__(self) -> str:
-        head = f"Rescaling will do {'something' if self.verdict == 'some' else self.verdict} for {self.model_name}"
+        head = (
+            f"Rescaling will do {'something' if self.verdict == 'some' else self.verdict} for "
+            f"{self.model_name}"
+        )
         if not self.num_units:
             return f"{head}: none of its units can be rescaled."
         if self.zero_share == 1:
@@ -258,7 +265,10 @@ class Regime:
             self.widest >= UNEVEN_WIDTHS * self.narrowest,
             self.smallest_gain < SMALL_GAIN,
         )
-        widths = f"widths {'vary' if uneven else 'hardly vary'} ({_range(f'{self.narrowest:,}', f'{self.widest:,}')})"
+        widths = (
+            f"widths {'vary' if uneven else 'hardly vary'} "
+            f"({_range(f'{self.narrowest:,}', f'{self.widest:,}')})"
+        )
         gains = _range(f"{self.smallest_gain:.2g}", f"{self.largest_gain:.2g}")
         scale = f"the weights' scale a is {'small' if small else 'not small'} ({gains})"
         expected = (uneven or small) == (self.verdict != "little")

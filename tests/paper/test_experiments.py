@@ -228,7 +228,10 @@ WITHOUT_EXTRAS = """
 import sys
 from importlib.machinery import ModuleSpec
 
-EXTRAS = set("typer click rich jinja2 markupsafe matplotlib sklearn scipy safetensors tensorboard ray".split())
+EXTRAS = set(
+    "typer click rich jinja2 markupsafe matplotlib sklearn scipy safetensors "
+    "tensorboard ray".split()
+)
 
 
 class Refuse:

@@ -221,5 +221,8 @@ def test_no_rows_no_verdicts() -> None:
 
 
 def test_runs_need_no_matplotlib() -> None:
-    code = "import sys; from pathcond_paper.figures import timing; sys.exit('matplotlib' in sys.modules)"
+    code = (
+        "import sys; from pathcond_paper.figures import timing; sys.exit('matplotlib' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

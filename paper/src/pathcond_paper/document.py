@@ -21,11 +21,12 @@ from .sweep.sweep import draw
 
 HEAD = """# The paper, reproduced
 
-Every figure and table of the paper with its claims: reproduced, better (the paper's own method was surpassed), not reproduced, or
-not run. Where the paper gives no number to hold a sentence against, the bound that decides is ours ("about 20 epochs earlier": at
-least 10; "smaller": by more than 0.1 %; "grows": a rank correlation below -0.1) and stands in the `claims` of the figure's module;
-the numbers are beside every verdict. Generated from the rows of results by `make docs`; `pathcond report` makes a page of the same
-with all numbers.
+Every figure and table of the paper with its claims: reproduced, better (the paper's own method was
+surpassed), not reproduced, or not run. Where the paper gives no number to hold a sentence against,
+the bound that decides is ours ("about 20 epochs earlier": at least 10; "smaller": by more than 0.1
+%; "grows": a rank correlation below -0.1) and stands in the `claims` of the figure's module; the
+numbers are beside every verdict. Generated from the rows of results by `make docs`; `pathcond
+report` makes a page of the same with all numbers.
 """
 
 
@@ -69,7 +70,8 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
     if figure.made:
         facts = "; ".join(f"{key}: {value}" for key, value in figure.made.facts.items())
         left = f" Not run: {_text(figure.made.left)}." if figure.made.left else ""
-        yield f"`{figure.name}` ({_text(figure.labels)}), {_text(figure.made.runs)}.{left} {_text(facts)}.\n"
+        runs = f"{_text(figure.made.runs)}.{left} {_text(facts)}"
+        yield f"`{figure.name}` ({_text(figure.labels)}), {runs}.\n"
         yield "".join(
             f"    {line}\n" for command in figure.made.commands for line in command.splitlines()
         )

@@ -1,7 +1,9 @@
 """torch model -> Graph: what the model computes, as a list of ATen calls.
 
 >>> import torch
->>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+... )
 >>> graph = capture(model, torch.randn(5, 3), training=False)
 >>> [node.op for node in graph.nodes if node.target is not None]
 ['linear', 'relu', 'linear']
@@ -118,10 +120,11 @@ class _Capture:
             if graph is None and self._torch_draws:
                 graph, traced = self._tried("trace", replace=True)
         if graph is None:
-            error = capture_error(
+            assert exported is not None
+            assert traced is not None
+            raise capture_error(
                 self.model, training=self.training, exported=exported, traced=traced
-            )  # type: ignore[arg-type]
-            raise error from traced
+            ) from traced
         return graph
 
     def again(self, plan: Plan) -> Graph:

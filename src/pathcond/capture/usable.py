@@ -101,7 +101,10 @@ def differing_types(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> st
         return ""
     name, tensor = next(iter(others.items()))
     own = ", ".join(sorted(map(str, types)))
-    return f"{name[0].upper()}{name[1:]} is {tensor.dtype} and the model's parameters are {own}: convert one of them."
+    return (
+        f"{name[0].upper()}{name[1:]} is {tensor.dtype} and the model's parameters are {own}: "
+        "convert one of them."
+    )
 
 
 def _named_tensors(args: tuple, kwargs: dict[str, Any]) -> dict[str, Tensor]:

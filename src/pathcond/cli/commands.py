@@ -220,11 +220,12 @@ def _moved(model: nn.Module, inputs: Any, device: str) -> tuple[nn.Module, Any]:
     except (RuntimeError, AssertionError) as error:
         raise TargetError(f"The device {device!r} cannot be used: {error}") from error
     dtype = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
-    adapted = lambda x: (
-        x.to(device, dtype if x.dtype.is_floating_point else None)
-        if isinstance(x, torch.Tensor)
-        else x
-    )  # noqa: E731
+
+    def adapted(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.to(device, dtype if x.dtype.is_floating_point else None)
+
     return model, tree_map(adapted, inputs)
 
 

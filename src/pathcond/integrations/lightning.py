@@ -129,7 +129,10 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
                 for name, part in pl_module.named_children()
                 if next(part.parameters(), None) is not None
             )
-            advice = f"To condition a part of {type(pl_module).__name__} ({parts}): PathCondCallback(module=..., inputs=...)."
+            advice = (
+                f"To condition a part of {type(pl_module).__name__} ({parts}): "
+                "PathCondCallback(module=..., inputs=...)."
+            )
             raise UnsupportedModelError(f"{error}\n{advice}") from error
         self._started = self._conditioned = True
 

@@ -11,11 +11,18 @@ is one backward pass through it. A parameter that occurs m times on a path count
 >>> import torch
 >>> from torch import nn
 >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
->>> for parameter, value in zip(model.parameters(), (3.0, 2.0, 5.0)):        # v, w, u of u·relu(v·x + w)
+>>> for parameter, value in zip(
+...     model.parameters(), (3.0, 2.0, 5.0)
+... ):  # v, w, u of u·relu(v·x + w)
 ...     _ = nn.init.constant_(parameter, value)
->>> {name: g.item() for name, g in diag_g(model, torch.zeros(1, 1).double()).items()}     # u², u², v² + w²
+>>> {
+...     name: g.item() for name, g in diag_g(model, torch.zeros(1, 1).double()).items()
+... }  # u², u², v² + w²
 {'0.weight': 25.0, '0.bias': 25.0, '2.weight': 13.0}
->>> path_norm(model, torch.zeros(1, 1).double(), p=1), count_paths(model, torch.zeros(1, 1).double())   # |uv| + |uw|
+>>> (
+...     path_norm(model, torch.zeros(1, 1).double(), p=1),
+...     count_paths(model, torch.zeros(1, 1).double()),
+... )  # |uv| + |uw|
 (25.0, 2.0)
 """
 
@@ -155,7 +162,10 @@ def count_paths(model: nn.Module, example_inputs: Any) -> float:
     try:
         return math.ldexp(mantissa, exponent)
     except OverflowError as error:
-        message = f"The model has 10^{_log10(mantissa, exponent):.2f} paths, more than a float can hold: use log10_paths."
+        message = (
+            f"The model has 10^{_log10(mantissa, exponent):.2f} paths, more than a float can hold: "
+            "use log10_paths."
+        )
         raise OverflowError(message) from error
 
 

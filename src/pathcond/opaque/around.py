@@ -280,14 +280,20 @@ def _children(
             reached.update(module.modules())
             children.append(Child(name=paths[module], module=module, inputs=inputs))
             if _may_be_reached_into(module, paths[module], recordings):
-                reason = "belongs to a module that is called by code which may, on other inputs, read or call its parts"
+                reason = (
+                    "belongs to a module that is called by code which may, on other inputs, read "
+                    "or call its parts"
+                )
                 frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
     opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
     unreached: dict[str, tuple[str, ...]] = {}
     for module in dict.fromkeys(inner for outer in opaque for inner in outer.modules()):
         if module in opaque:
             kind = type(module).__name__
-            reason = f"belongs to {kind}, which cannot be captured, and is not read through a module that it calls"
+            reason = (
+                f"belongs to {kind}, which cannot be captured, and is not read through a module "
+                "that it calls"
+            )
             for name in _names_of(module, names, recurse=False):
                 frozen.setdefault(name, reason)
         elif module not in reached:

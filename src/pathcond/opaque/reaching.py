@@ -130,10 +130,9 @@ class _LookUps:
             if called is not None:
                 method = isinstance(node.func, ast.Attribute)  # type: ignore[attr-defined]
                 names = called.arguments[1:] if method else called.arguments
-                held = [
-                    name for name, part in zip(names, node.args, strict=False) if self._holds(part)
-                ]  # type: ignore[attr-defined]
-                called.held.update(held)
+                parts: list[ast.expr] = node.args  # type: ignore[attr-defined]
+                pairs = zip(names, parts, strict=False)
+                called.held.update(name for name, part in pairs if self._holds(part))
 
     def _called(self, node: ast.AST) -> _LookUps | None:
         """The function of the same module that a call goes to, if it is known and given arguments

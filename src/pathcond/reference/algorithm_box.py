@@ -61,11 +61,15 @@ def box_sweeps(connectivity: Connectivity) -> Iterator[Tensor]:
     """u, (num_units,), after every sweep over the neurons; there is no last one.
 
     >>> import itertools, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+    ... ).double()
     >>> x = torch.ones(1, 2).double()
     >>> symmetry, g = pathcond.find_symmetry(model, x), pathcond.diag_g(model, x)
     >>> u = next(itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), 9, None))
-    >>> solution = pathcond.solve(symmetry, g, solver=pathcond.CoordinateDescent(sweeps=10, tolerance=0))
+    >>> solution = pathcond.solve(
+    ...     symmetry, g, solver=pathcond.CoordinateDescent(sweeps=10, tolerance=0)
+    ... )
     >>> torch.allclose(u, 2 * solution.log_scales, atol=1e-12)
     True
     """

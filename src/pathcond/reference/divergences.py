@@ -1,7 +1,8 @@
 """Spectral Bregman divergences of matrices by their double sum over eigenpairs (sec. breg_div), and
 the criterion of PathCond.
 
-    d(X‖Y) = Σ_ij (u_iᵀ v_j)² (ψ(λ_i) − ψ(μ_j) − (λ_i − μ_j) ψ'(μ_j)),     X = Σ λ_i u_i u_iᵀ,  Y = Σ μ_j v_j v_jᵀ
+    d(X‖Y) = Σ_ij (u_iᵀ v_j)² (ψ(λ_i) − ψ(μ_j) − (λ_i − μ_j) ψ'(μ_j)),
+    X = Σ λ_i u_i u_iᵀ,  Y = Σ μ_j v_j v_jᵀ
     d₊(X‖Y): the same over the nonzero eigenvalues only (def. plusdiv)
 
 Symbols: J = ∂Φ(θ), G = JᵀJ, g = diag G, D = diag(d) a rescaling, K the integer matrix of the
@@ -104,7 +105,9 @@ def plus_logdet_of_rescaling(jacobian: Tensor, d: Tensor, alpha: float) -> float
         alpha: α > 0.
 
     >>> J = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-    >>> plus_logdet_of_rescaling(J, torch.tensor([1.0, 2.0], dtype=torch.float64), 1.0)  # J D⁻¹ is the identity
+    >>> plus_logdet_of_rescaling(
+    ...     J, torch.tensor([1.0, 2.0], dtype=torch.float64), 1.0
+    ... )  # J D⁻¹ is the identity
     0.0
     """
     _, sigma, Vt = torch.linalg.svd(jacobian.double(), full_matrices=False)

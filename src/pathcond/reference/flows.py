@@ -34,8 +34,12 @@ def gradient_flow(loss: Function, theta0: Tensor, *, time: float, steps: int) ->
     Returns:
         θ at 0, time/steps, …, time: (steps + 1, p).
 
-    >>> path = gradient_flow(lambda x: x.square().sum() / 2, torch.tensor([1.0, -2.0]), time=1.0, steps=50)
-    >>> torch.allclose(path[-1], torch.tensor([1.0, -2.0]).double() * torch.e**-1, rtol=1e-8)  # θ₀ e^(−t)
+    >>> path = gradient_flow(
+    ...     lambda x: x.square().sum() / 2, torch.tensor([1.0, -2.0]), time=1.0, steps=50
+    ... )
+    >>> torch.allclose(
+    ...     path[-1], torch.tensor([1.0, -2.0]).double() * torch.e**-1, rtol=1e-8
+    ... )  # θ₀ e^(−t)
     True
     """
     gradient = torch.func.grad(loss)
@@ -56,8 +60,12 @@ def ideal_flow(lifted_loss: Function, z0: Tensor, *, time: float, steps: int) ->
         z at 0, time/steps, …, time: (steps + 1, q).
 
     >>> target = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> path = ideal_flow(lambda z: (z - target).square().sum() / 2, torch.zeros(2), time=2.0, steps=50)
-    >>> torch.allclose(path[-1], target * (1 - torch.tensor(-2.0).double().exp()), rtol=1e-6)  # target · (1 − e^(−t))
+    >>> path = ideal_flow(
+    ...     lambda z: (z - target).square().sum() / 2, torch.zeros(2), time=2.0, steps=50
+    ... )
+    >>> torch.allclose(
+    ...     path[-1], target * (1 - torch.tensor(-2.0).double().exp()), rtol=1e-6
+    ... )  # target · (1 − e^(−t))
     True
     """
     return gradient_flow(lifted_loss, z0, time=time, steps=steps)
@@ -78,8 +86,16 @@ def natural_gradient_flow(
     Returns:
         θ at 0, time/steps, …, time: (steps + 1, p).
 
-    >>> path = natural_gradient_flow(lambda x: (3 * x).square().sum() / 2, lambda x: 3 * x, torch.ones(1), time=1.0, steps=50)
-    >>> torch.allclose(path[-1], torch.ones(1).double() * torch.e**-1, rtol=1e-8)  # e^(−t): the factor 3 is gone
+    >>> path = natural_gradient_flow(
+    ...     lambda x: (3 * x).square().sum() / 2,
+    ...     lambda x: 3 * x,
+    ...     torch.ones(1),
+    ...     time=1.0,
+    ...     steps=50,
+    ... )
+    >>> torch.allclose(
+    ...     path[-1], torch.ones(1).double() * torch.e**-1, rtol=1e-8
+    ... )  # e^(−t): the factor 3 is gone
     True
     """
     gradient, jacobian = torch.func.grad(loss), torch.func.jacrev(lift)

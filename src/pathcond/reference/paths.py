@@ -1,14 +1,19 @@
 """Φ by the definition: every path of a tiny network, listed one by one (def. path_lifting).
 
-    Φ_p(θ) = coefficient_p · Π_{i ∈ p} θ_i          v_out(x) = ⟨Φ(θ), A_out(θ, x) (x; 1)⟩   (eq. output_factorization)
+    Φ_p(θ) = coefficient_p · Π_{i ∈ p} θ_i
+    v_out(x) = ⟨Φ(θ), A_out(θ, x) (x; 1)⟩   (eq. output_factorization)
 
 A path starts at an input or at a parameter that is added (a bias) and ends at an output.
 Max-pooling has one path per window entry; averages and other constant factors are the path's
 coefficient; the gates are in A, not in Φ.
 
 >>> import torch
->>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False))
->>> paths = enumerate_paths(model, torch.ones(1, 1))  # u · relu(v x + w), with θ = (v, w, u)
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False)
+... )
+>>> paths = enumerate_paths(
+...     model, torch.ones(1, 1)
+... )  # u · relu(v x + w), with θ = (v, w, u)
 >>> [(path.parameters, path.input) for path in paths]
 [((0, 2), 0), ((1, 2), None)]
 >>> v, w, u = theta = torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64)

@@ -134,7 +134,10 @@ def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
         strips = (("range", low, high, 6), ("box", q1, q3, 10))
         for kind, start, stop, thick in strips:
             width = max(x(stop) - x(start), 1.0)
-            place = f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
+            place = (
+                f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" '
+                f'height="{thick}"'
+            )
             parts.append(f'<rect class="{kind}" {place}><title>{escape(tip)}</title></rect>')
         parts.append(
             f'<line class="median" x1="{x(median):.1f}" x2="{x(median):.1f}" '
@@ -161,7 +164,10 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _vertical(x: Axis, tick: float, height: int) -> str:
-    line = f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+    line = (
+        f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" '
+        f'y2="{height - BOTTOM}"/>'
+    )
     return line + f'<text class="tick" x="{x(tick):.1f}" y="{height - BOTTOM + 15}">{tick:g}</text>'
 
 
@@ -187,7 +193,10 @@ def _frame(x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[st
 
 def _svg(parts: Sequence[str], height: int, title: str) -> str:
     label = escape(title, quote=True)
-    return f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg></div>'
+    return (
+        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg></div>'
+    )
 
 
 def _legend(names: Sequence[str]) -> str:

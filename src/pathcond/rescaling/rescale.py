@@ -139,7 +139,10 @@ def rescale_(
         plan.write()  # from here on no process waits for another
     if plan.transport.reset_names:
         names = plan.transport.reset_names
-        message = f"The optimizer state of {len(names)} parameters cannot be moved and starts anew: {', '.join(names[:3])} ..."
+        message = (
+            f"The optimizer state of {len(names)} parameters cannot be moved and starts anew: "
+            f"{', '.join(names[:3])} ..."
+        )
         warnings.warn(message, stacklevel=2)  # shown once, however often a training run teleports
     return Rescaling(
         output_change_eval=change_eval,

@@ -12,20 +12,21 @@ from .table import RULES, Column, Rule
 
 HEAD = """# Supported operations
 
-Generated from the rule table by `make docs`. Operations are ATen names as `torch.export` shows them; an in-place
-variant (`relu_`) has the rule of its functional form.
+Generated from the rule table by `make docs`. Operations are ATen names as `torch.export` shows
+them; an in-place variant (`relu_`) has the rule of its functional form.
 """
 
 SCALES = """## How log-scales pass
 
-Whatever is not listed pins the scales that reach it to 1: the function is kept, a symmetry may be lost, and
-`symmetry.pinned` names the operation.
+Whatever is not listed pins the scales that reach it to 1: the function is kept, a symmetry may be
+lost, and `symmetry.pinned` names the operation.
 """
 
 ENERGY = """## How path energy passes
 
-"The example batch" is measured with `calibrate=True`; without, such a factor is 1. Whatever is not listed ends the paths that
-reach it; what it computes is frozen at its value on the example batch, and `pathcond.lifting.lifting.off_path` names the operation.
+"The example batch" is measured with `calibrate=True`; without, such a factor is 1. Whatever is not
+listed ends the paths that reach it; what it computes is frozen at its value on the example batch,
+and `pathcond.lifting.off_path` names the operation.
 """
 
 

@@ -6,10 +6,12 @@ have energy 1. A value in flight is of one of five kinds:
 
     PathSum     depends on the inputs through paths
     Edges     a parameter or a view of one, |θ|^p
-    Frozen    depends on the inputs, but not through paths (gates, statistics, indices): the mean of |value|^p over the
+    Frozen    depends on the inputs, but not through paths (gates, statistics, indices): the mean of
+              |value|^p over the
               example batch, or 1 without calibration
     Known     depends on neither inputs nor parameters
-    Alternatives    one of the first two for each sample, or for each member of a stack that an index picks from
+    Alternatives    one of the first two for each sample, or for each member of a stack that an
+                    index picks from
 
 As a summand an element starts new paths (a bias, a constant); as a factor it lengthens the paths of
 the other operand (a weight, a gate). Energies of path counts outgrow float64, so a ``PathSum``

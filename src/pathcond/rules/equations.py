@@ -7,8 +7,8 @@ what is left (products, shared weights, query against key) goes through exact el
     >>> equations = Equations()
     >>> a, b, c = equations.fresh(3, origin=None)
     >>> equations.equate(a, b, by=None)
-    >>> total = equations.combine([(1, a), (1, c)], by=None)      # t_total = t_a + t_c
-    >>> equations.pin(total, by=None, reason="")                  # = 0
+    >>> total = equations.combine([(1, a), (1, c)], by=None)  # t_total = t_a + t_c
+    >>> equations.pin(total, by=None, reason="")  # = 0
     >>> solution = equations.solve()
     >>> [solution.form(int(label)) for label in (a, b, c)]
     [{1: 1}, {1: 1}, {1: -1}]

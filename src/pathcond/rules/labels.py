@@ -10,7 +10,9 @@ labels is stored with size 1 along every axis on which it is constant: a (N, C, 
 costs C integers.
 
     >>> import torch
-    >>> channels = Labels(torch.tensor([5, 6], dtype=torch.int32).view(1, 2, 1, 1), (8, 2, 3, 3))
+    >>> channels = Labels(
+    ...     torch.tensor([5, 6], dtype=torch.int32).view(1, 2, 1, 1), (8, 2, 3, 3)
+    ... )
     >>> reshape(channels, (8, 18)).ids
     tensor([[5, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 6, 6]],
            dtype=torch.int32)

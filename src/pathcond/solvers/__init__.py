@@ -39,10 +39,19 @@ def solve(
             gives them.
 
     >>> import torch, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False), torch.nn.ReLU(), torch.nn.Linear(1, 2, bias=False))
-    >>> symmetry, g = pathcond.find_symmetry(model, torch.ones(1, 2)), pathcond.diag_g(model, torch.ones(1, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(2, 1, bias=False),
+    ...     torch.nn.ReLU(),
+    ...     torch.nn.Linear(1, 2, bias=False),
+    ... )
+    >>> symmetry, g = (
+    ...     pathcond.find_symmetry(model, torch.ones(1, 2)),
+    ...     pathcond.diag_g(model, torch.ones(1, 2)),
+    ... )
     >>> solution = pathcond.solve(symmetry, g)
-    >>> ratio = g["0.weight"].sum() / g["2.weight"].sum()  # as many parameters in as out: at the optimum both sums are alike
+    >>> ratio = (
+    ...     g["0.weight"].sum() / g["2.weight"].sum()
+    ... )  # as many parameters in as out: at the optimum both sums are alike
     >>> torch.allclose(4 * solution.log_scales, ratio.log())
     True
     """

@@ -10,7 +10,7 @@ optimum says nothing about their own paths. So scales are kept near *balance*, t
 
 is least: weights that feed a unit are then as large as the weights that read it, entry by entry. A
 unit in front of a BatchNorm has weights on one side only, and smaller is always less. A linear term
-−a·t holds it: its weights count as if they had the mean square 1, whatever it is in the model.
+−a·t holds it: its weights count as if their norm were 1, whatever it is in the model.
 
 So the weights of all rescalings of a model have the same point of balance, and a box around it does
 not move with the model. It is widened to hold the model as it is. After a rescaling the box of the
@@ -18,11 +18,17 @@ new model lies inside the old one and still holds the minimiser of the convex cr
 conditioning twice does nothing.
 
 >>> import torch, pathcond
->>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False), torch.nn.ReLU(), torch.nn.Linear(1, 2, bias=False))
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(2, 1, bias=False),
+...     torch.nn.ReLU(),
+...     torch.nn.Linear(1, 2, bias=False),
+... )
 >>> with torch.no_grad():
 ...     _ = model[0].weight.fill_(100.0), model[2].weight.fill_(1.0)
 >>> symmetry = pathcond.find_symmetry(model, torch.ones(1, 2))
->>> lower, upper = balance_bounds(symmetry, model, width=1.0)     # in balance at λ = 1/10, that is log λ = −2.3
+>>> lower, upper = balance_bounds(
+...     symmetry, model, width=1.0
+... )  # in balance at λ = 1/10, that is log λ = −2.3
 >>> [round(float(bound), 2) for bound in (lower[0], upper[0])]
 [-3.3, 0.0]
 """
@@ -100,10 +106,9 @@ def _norm_problem(squares: Problem, ones: Problem) -> Problem:
     if_one_into, if_one_out = ones.at(ones.zero()).sides
     one_sided = ((if_one_into > 0) ^ (if_one_out > 0)) & ((into > 0) ^ (out > 0))
     movable = one_sided | ((into > 0) & (out > 0))
-    # In the units of ``squares``, which are relative to the sum of all.
-    held = torch.where(one_sided, if_one_into - if_one_out, 0.0) * math.exp(
-        ones.log_total - squares.log_total
-    )
+    # The norm of its weights would be 1; in the units of ``squares``, relative to the sum of all.
+    mean_square = math.exp(ones.log_total - squares.log_total) / ones.slope.abs().clamp(min=1.0)
+    held = torch.where(one_sided, if_one_into - if_one_out, 0.0) * mean_square
     constant = LINEAR * float(held.abs().sum())
     slope = squares.num_parameters * held / constant if constant > 0 else torch.zeros_like(held)
     return replace(

@@ -4,7 +4,8 @@ detailed_rescaling).
 Along the unit h, with S_k the energy of the parameters of exponent K_ih = k, E(u_h + δ) = D + Σ_k
 S_k e^{−kδ}. Where k = ±1 only (in and out of the unit), X = e^{u_h} is the positive root of
 
-    B (A + p) X² + A D X + C (A − p) = 0        B = S_out e^{−u_h},  C = S_in e^{u_h}       (lemma calculate_degree_pol)
+    B (A + p) X² + A D X + C (A − p) = 0                        (lemma calculate_degree_pol)
+    B = S_out e^{−u_h},  C = S_in e^{u_h}
 
 A being the number of parameters in less those out. Units of one layer meet only through the scalar
 E, as long as no parameter leads from one of them to another: then S_in and S_out of the whole layer
@@ -59,7 +60,10 @@ class CoordinateDescent(Solver):
             pass
         after = problem.at(u)
         arrived = moved < self.tolerance and after.residual <= max(self.tolerance, RESIDUAL)
-        why = f"the last sweep moved u by {moved:.1e} in total and left a gradient of {after.residual:.1e} per parameter"
+        why = (
+            f"the last sweep moved u by {moved:.1e} in total and left a gradient of "
+            f"{after.residual:.1e} per parameter"
+        )
         return Solution(
             # Differs from the paper: the box returns diag(e^v) θ; by prop. equiv_convex_problem D =
             # e^{−v/2}, so t = u/2.

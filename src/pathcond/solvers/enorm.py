@@ -1,7 +1,7 @@
 """Equi-normalization (Stock, Graham, Gribonval and Jégou 2019): the rescaling with the least norm
 of the weights.
 
-    Σ_ℓ c_ℓ ‖W_ℓ‖_p^p        c_ℓ = c^{−pℓ},   ℓ counts the layers                              (sec. appendix_enorm)
+    Σ_ℓ c_ℓ ‖W_ℓ‖_p^p        c_ℓ = c^{−pℓ},   ℓ counts the layers            (sec. appendix_enorm)
 
 Under t it becomes Σ_i c_i |θ_i|^p exp(p (Kt)_i): the energy E of the path criterion, for u = −p t,
 g_i = c_i |θ_i|^p and no linear term. So a cycle over the layers is a sweep of coordinate descent,

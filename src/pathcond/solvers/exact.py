@@ -63,7 +63,10 @@ class Exact(Solver):
                 message = f"the gradient is {residual:.1e} per parameter, within the tolerance"
                 break
             if steps == self.max_steps:
-                message = f"{steps} Newton steps left a gradient of {residual:.1e} per parameter: allow more, or set a bound"
+                message = (
+                    f"{steps} Newton steps left a gradient of {residual:.1e} per parameter: allow "
+                    "more, or set a bound"
+                )
                 break
             # of a step along one coordinate
             reach = point.gradient.abs() / point.laplacian_diagonal().clamp(min=1e-300)
@@ -78,7 +81,10 @@ class Exact(Solver):
             )
             moved = _line_search(point, direction)
             if moved is None:
-                message = f"no step decreases F any further: the gradient of {residual:.1e} per parameter is rounding"
+                message = (
+                    f"no step decreases F any further: the gradient of {residual:.1e} per "
+                    "parameter is rounding"
+                )
                 break
             point, steps = moved, steps + 1
             accuracy = min(0.1, (point.residual / residual) ** 2)  # Eisenstat and Walker 1996

@@ -21,7 +21,8 @@ class LayerScales:
     The classes of a block that move alike are one *end* of it, so that the block has one energy per
     pair of ends:
 
-        E(w) = E_rest + Σ_k e_k exp(−(D w)_k)        e   (pairs of ends,) at some u        D   (pairs of ends, layers)
+        E(w) = E_rest + Σ_k e_k exp(−(D w)_k)
+        e   (pairs of ends,) at some u        D   (pairs of ends, layers)
     """
 
     def __init__(self, problem: Problem, free: Tensor) -> None:

@@ -4,7 +4,8 @@ one of them or all.
 Along one unit h, with B and C the energy that leaves and enters it at u_h = 0 and E_rest all other
 energy,
 
-    E(u_h) = E_rest + B X + C / X,   X = e^{u_h}        F = p log E + A u_h        A: parameters in, less those out
+    E(u_h) = E_rest + B X + C / X,   X = e^{u_h}
+    F = p log E + A u_h,   A: parameters in, less those out
 
 At the minimum over any set of such units, B_h X_h − C_h / X_h = −a_h E with a = A/p: each X_h is a
 closed form of E alone.

@@ -1,7 +1,7 @@
 """The convex criterion F over the log-scales of a Symmetry: value, gradient and Hessian-vector
 products in block form.
 
-    F(u) = p · log Σ_i g_i exp(−(Ku)_i) + Σ_i (Ku)_i                                       (eq. optim_with_bz)
+    F(u) = p · log Σ_i g_i exp(−(Ku)_i) + Σ_i (Ku)_i                      (eq. optim_with_bz)
 
 over the p trainable parameters with g_i > 0; u = 2t, and θ' = θ ⊙ exp(Ku/2) has the diagonal g ⊙
 exp(−Ku). A parameter that the class of equal log-scales r multiplies and the class c divides has
@@ -9,11 +9,14 @@ exp(−Ku). A parameter that the class of equal log-scales r multiplies and the 
 sums over its (r, c) pairs:
 
     u   (num_units,)      unknowns             M   (R, C) of a block, Σ g of every pair
-    v   (num_classes,)    C u                  n   (num_classes,) parameters that a class multiplies, less those it divides
+    v   (num_classes,)    C u                  n   (num_classes,) parameters that it multiplies,
+                                                   less those that it divides
     E   Σ_i g_i exp(−(Ku)_i), relative to its value at u = 0                   s = ∂E/∂v
 
 >>> import torch, pathcond
->>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+... ).double()
 >>> x = torch.randn(4, 2).double()
 >>> problem = Problem.of(pathcond.find_symmetry(model, x), pathcond.diag_g(model, x))
 >>> problem.num_parameters, problem.num_units

@@ -4,7 +4,7 @@ A scale λ in front of a norm leaves its output as it is, but for ε: the share 
 changes.
 
     q = ε / var of the example batch        q' = q / λ²
-    ρ = ε / (running variance + ε)          ρ' = ρ / λ²        (the running variance stays positive while ρ' < 1)
+    ρ = ε / (running variance + ε)          ρ' = ρ / λ²        (positive while ρ' < 1)
 
 Both follow λ by a law of their own, so the box is drawn in q and ρ and not in λ: it does not move
 with the model. For a share s it says q' ≤ s; where q is more than s already, the scale stays as it

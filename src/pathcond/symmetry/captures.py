@@ -87,7 +87,12 @@ def is_same_program(graph: Graph, other: Graph) -> bool:
     """Whether two graphs make the same calls on the same values, up to what the mode changes.
 
     >>> import torch
-    >>> layers = [torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)]
+    >>> layers = [
+    ...     torch.nn.Linear(3, 4),
+    ...     torch.nn.BatchNorm1d(4),
+    ...     torch.nn.Dropout(),
+    ...     torch.nn.Linear(4, 2),
+    ... ]
     >>> model = torch.nn.Sequential(*layers)
     >>> from pathcond.capture.graph import capture_both_modes
     >>> is_same_program(*capture_both_modes(model, torch.randn(5, 3)))

@@ -6,8 +6,13 @@ that the model accepts, so the model is captured a second time on inputs of othe
 equations of both captures must hold.
 
 >>> import torch
->>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
->>> [tuple(other.inputs.shape) for other in examples_of_other_sizes(model, torch.randn(2, 3, 8, 8))]
+>>> model = torch.nn.Sequential(
+...     torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
+... )
+>>> [
+...     tuple(other.inputs.shape)
+...     for other in examples_of_other_sizes(model, torch.randn(2, 3, 8, 8))
+... ]
 [(3, 3, 4, 4)]
 """
 

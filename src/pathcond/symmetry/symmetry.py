@@ -1,12 +1,17 @@
 """Graph -> Symmetry: the free log-scales of a model, and what is pinned and why.
 
 >>> import torch, pathcond
->>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+... )
 >>> symmetry = pathcond.find_symmetry(model, torch.randn(5, 3))
 >>> symmetry.num_units
 4
 >>> factors = symmetry.factors(torch.tensor([2.0, 2.0, 1.0, 4.0]).log())
->>> [round(f, 4) for f in factors["0.bias"].tolist()], [round(f, 4) for f in factors["2.weight"][0].tolist()]
+>>> (
+...     [round(f, 4) for f in factors["0.bias"].tolist()],
+...     [round(f, 4) for f in factors["2.weight"][0].tolist()],
+... )
 ([2.0, 2.0, 1.0, 4.0], [0.5, 0.5, 1.0, 0.25])
 """
 

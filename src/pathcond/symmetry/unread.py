@@ -142,7 +142,11 @@ def _is_within(path: str, level: str) -> bool:
 def _child(path: str, level: str) -> str:
     """The child of a module that a path leads through; the path itself if it leads elsewhere.
 
-    >>> _child("blocks.0.mlp.up", "blocks.0"), _child("blocks.0", "blocks.0"), _child("head", "blocks.0")
+    >>> (
+    ...     _child("blocks.0.mlp.up", "blocks.0"),
+    ...     _child("blocks.0", "blocks.0"),
+    ...     _child("head", "blocks.0"),
+    ... )
     ('mlp', '', 'head')
     """
     if not _is_within(path, level):

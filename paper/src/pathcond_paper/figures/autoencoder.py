@@ -214,7 +214,10 @@ def _in_all(rows: Sequence[Row]) -> Claim:
 
 
 def _scale(rows: Sequence[Row]) -> Claim:
-    text = "The magnitude of the rescaling grows with the compression at all learning rates (fig:regimes_all_lrs)"
+    text = (
+        "The magnitude of the rescaling grows with the compression at all learning rates "
+        "(fig:regimes_all_lrs)"
+    )
     here = where(rows, method="paper")
     sizes = {c: mean(scales(here, compression=c)) for c in settings_of(here, "compression")}
     if len(sizes) < 2:

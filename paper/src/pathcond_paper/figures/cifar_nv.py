@@ -166,7 +166,8 @@ def table(rows: Sequence[Row]) -> str:
                 last = spread([100 * row.result["test_accuracy"][-1] for row in found])
                 reached = spread([epochs_to(0.99, row.result["train_accuracy"]) for row in found])
                 lines.append(
-                    f"  {METHODS[method].title:<32}{len(found):>6}{spread(best(found)):>18}{last:>18}{reached:>24}"
+                    f"  {METHODS[method].title:<32}{len(found):>6}{spread(best(found)):>18}"
+                    f"{last:>18}{reached:>24}"
                 )
     return "\n".join(lines)
 

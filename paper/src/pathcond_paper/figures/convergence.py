@@ -187,7 +187,8 @@ def table(rows: Sequence[Row]) -> str:
         "Decrease of F that sweeps realise, share of F(0) − F* (fig:bcd_convergence); ¹ with "
         "F(u_100) for F*, as in the paper",
         "",
-        f"{'':<26}{'5':>8}{'10':>8}{'30':>8}{'100':>8}{'10¹':>8}{'Exact: steps':>15}{'gap':>10}{'max |u|':>9}{'ten sweeps':>12}",
+        f"{'':<26}{'5':>8}{'10':>8}{'30':>8}{'100':>8}{'10¹':>8}"
+        f"{'Exact: steps':>15}{'gap':>10}{'max |u|':>9}{'ten sweeps':>12}",
     ]
     for network in NETWORKS:
         for calibrated in (False, True):

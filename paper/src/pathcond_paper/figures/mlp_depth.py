@@ -189,7 +189,10 @@ def table(rows: Sequence[Row]) -> str:
     """Epochs to the target, best test accuracy, and how far accuracy falls again, by learning rate,
     depth and method.
     """
-    reached = f"Epochs to {TARGET:.0%} training accuracy, mean ± deviation over seeds [best test accuracy, %]"
+    reached = (
+        f"Epochs to {TARGET:.0%} training accuracy, mean ± deviation over seeds [best test "
+        "accuracy, %]"
+    )
     after = f"Least training accuracy after {TARGET:.0%} was first reached, of all seeds, %"
     return "\n".join([reached, *_by_depth(rows, _cell), "", after, *_by_depth(rows, _least_after)])
 
@@ -336,7 +339,10 @@ def _strongest(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
     most = known[3].times >= max(found.times for found in known.values())
     gains = all(found.times > 1 for found in known.values())
     points = _points(gains_by(rows, "depth", "paper"))
-    measured = f"as in the paper {_told(paper)}; points of training accuracy above the baseline, mean over epochs: {points}"
+    measured = (
+        f"as in the paper {_told(paper)}; points of training accuracy above the baseline, mean "
+        f"over epochs: {points}"
+    )
     return Claim(
         paper=text, measured=measured, verdict="reproduced" if most and gains else "not reproduced"
     )
@@ -355,7 +361,10 @@ def _enorm(rows: Sequence[Row]) -> Claim:
 
 
 def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
-    small = "It matches or exceeds the baseline at small to moderate learning rates, most at small ones (sec:faster)"
+    small = (
+        "It matches or exceeds the baseline at small to moderate learning rates, most at small "
+        "ones (sec:faster)"
+    )
     large = (
         "At larger learning rates the effect becomes less pronounced, yet remains comparable "
         "(sec:faster, fig:conv_speed_all_lrs)"
@@ -374,7 +383,10 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
         f"{seeds_of(matched(where(rows, learning_rate=rate), 'baseline', 'paper'))} at {rate:g}"
         for rate in gains["paper"]
     )
-    measured = f"points of training accuracy above the baseline, mean over epochs and depths: {told} ({seeds})"
+    measured = (
+        f"points of training accuracy above the baseline, mean over epochs and depths: {told} "
+        f"({seeds})"
+    )
     held, fades = min(low) > -0.5 and max(low) >= max(high), -2 < high[-1] < max(low)
     return [
         Claim(paper=small, measured=measured, verdict="reproduced" if held else "not reproduced"),
@@ -383,7 +395,10 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _generalizes(rows: Sequence[Row]) -> Claim:
-    text = "The same accuracy in up to 1.5 times fewer epochs without compromising generalization (sec:experiments)"
+    text = (
+        "The same accuracy in up to 1.5 times fewer epochs without compromising generalization "
+        "(sec:experiments)"
+    )
     paper, ours = (
         gains_by(rows, "depth", method, of=_best_test) for method in ("paper", "default")
     )

@@ -193,7 +193,10 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _decreases(rows: Sequence[Row]) -> Claim:
-    text = "For GELU the change of the outputs decreases with depth, from about 1e-1 at L = 2 to 1e-3 at L = 9 (fig:gelu_silu)"
+    text = (
+        "For GELU the change of the outputs decreases with depth, from about 1e-1 at L = 2 to 1e-3 "
+        "at L = 9 (fig:gelu_silu)"
+    )
     gelu = _differences_by_depth(rows, activation="gelu", method="paper")
     if len(gelu) < 2:
         return Claim(paper=text, measured="", verdict="not run")

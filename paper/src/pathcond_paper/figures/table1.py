@@ -204,7 +204,10 @@ def table(rows: Sequence[Row]) -> str:
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """The table, and what it says it counts."""
     printed = "Parameters, hidden units and paths of six networks (tab:architecture_stats)."
-    definition = "The paths column is the number of paths from input pixels to output logits (sec:arch_stats)."
+    definition = (
+        "The paths column is the number of paths from input pixels to output logits "
+        "(sec:arch_stats)."
+    )
     if {row.job["network"] for row in rows} < set(NETWORKS):
         return [
             Claim(paper=paper, measured="not run", verdict="not run")
@@ -217,7 +220,10 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     }
     short = {name: factor for name, factor in more.items() if factor > 0.01}
     factors = ", ".join(f"{name} by 10^{factor:.1f}" for name, factor in short.items())
-    more_paths = f"by the definition (def:path_lifting), with a path per entry of a pooling window, there are more: {factors}."
+    more_paths = (
+        "by the definition (def:path_lifting), with a path per entry of a pooling window, there "
+        f"are more: {factors}."
+    )
     return [
         Claim(
             paper=printed,

@@ -431,7 +431,10 @@ def _epoch_claim(rows: Sequence[Row]) -> Claim:
 
 
 def _linear_claim(rows: Sequence[Row]) -> Claim:
-    paper = "Rescaling time scales linearly with the number of parameters, MLPs of 1 to 8 hidden layers (fig:timing_mlp)"
+    paper = (
+        "Rescaling time scales linearly with the number of parameters, MLPs of 1 to 8 hidden "
+        "layers (fig:timing_mlp)"
+    )
     wide = [row for row in rows if row.job.get("width") == 500]
     sizes, seconds = over_size(wide, "paper")
     if len(sizes) < 3:

@@ -163,7 +163,10 @@ def distance(path: Tensor, other: Tensor, points: int = 200) -> float:
     """Mean distance of two curves (n, 2) at equal shares of their lengths: of their courses, at
     whatever speed.
 
-    >>> straight, bent = torch.tensor([[0.0, 0], [2, 0]]), torch.tensor([[0.0, 0], [1, 1], [2, 0]])
+    >>> straight, bent = (
+    ...     torch.tensor([[0.0, 0], [2, 0]]),
+    ...     torch.tensor([[0.0, 0], [1, 1], [2, 0]]),
+    ... )
     >>> round(distance(straight, bent), 2)
     0.5
     """

@@ -30,7 +30,9 @@ def described(some: Sequence[Job], jobs: Sequence[Job]) -> str:
     """Which of the jobs some of them are, in few words: what ``--only`` would have to say.
 
     >>> jobs = [{"rate": rate, "seed": seed} for rate in (1, 2, 3) for seed in (0, 1)]
-    >>> described([job for job in jobs if job["rate"] > 1 and job["seed"] or job["rate"] == 1], jobs)
+    >>> described(
+    ...     [job for job in jobs if job["rate"] > 1 and job["seed"] or job["rate"] == 1], jobs
+    ... )
     'rate=1; seed=1'
     """
     keys = [

@@ -316,13 +316,14 @@ def to_tensorboard(rows: Sequence[Row], folder: Path, changed: float) -> Path | 
 
 
 def _curves(result: dict[str, Any]) -> dict[str, list[float]]:
-    numbers = lambda values: (
-        values and all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
-    )  # noqa: E731
+    def are_numbers(values: list[Any]) -> bool:
+        plain = (isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+        return bool(values) and all(plain)
+
     return {
         name: values
         for name, values in result.items()
-        if isinstance(values, list) and numbers(values)
+        if isinstance(values, list) and are_numbers(values)
     }
 
 

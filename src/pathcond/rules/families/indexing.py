@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from ..scales import Scales
 
 SUM_OF_ROWS, MEAN_OF_ROWS = 0, 1  # modes of embedding_bag
-INDEXING = "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick (experts stay apart)"
+INDEXING = (
+    "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick "
+    "(experts stay apart)"
+)
 
 
 @rule("embedding", family=INDEXING)
