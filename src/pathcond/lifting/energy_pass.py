@@ -35,7 +35,7 @@ from ..rules.energies import (
 from ..rules.picking import FOLLOWED, MOVES, PASSES, PASSES_APPROXIMATELY, same_order
 from ..rules.samples import Samples, at_once
 from ..rules.values import Known
-from ..symmetry.propagation import FOR_PARAMETERS_TOO, FORM_ERRORS, reads_constant
+from ..symmetry.propagation import FORM_ERRORS, reads_constant
 from ..trees import tree_leaves, tree_map
 from .plan import Plan
 
@@ -197,7 +197,7 @@ class EnergyPass(Energies):
             if not edges:  # gates, statistics, indices
                 return self._frozen(node, frozen)
             constants = [a for a in operands if isinstance(a, Known)]
-            alone = rule is None or not rule.family.startswith(FOR_PARAMETERS_TOO)
+            alone = rule is None or not rule.family.reads_parameters
             if alone and not reads_constant(node, constants):
                 return self._of_parameters(node, arguments, operands)
         if rule is None or rule.energy is None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from ..capture.aliasing import Aliases, written
 from ..capture.nodes import Graph, Node
-from ..rules import RULES
-from ..symmetry.propagation import FOR_PARAMETERS_TOO
+from ..rules.table import family_of
 from ..trees import tree_leaves
 
 
@@ -77,8 +76,7 @@ class Plan:
 
 
 def _is_view(node: Node) -> bool:
-    rule = RULES.get(node.op)
-    return node.op == "getitem" or (rule is not None and rule.family.startswith(FOR_PARAMETERS_TOO))
+    return node.op == "getitem" or family_of(node.op).reads_parameters
 
 
 def _ancestors(nodes: Iterable[Node], aliases: Aliases) -> set[Node]:

@@ -35,7 +35,7 @@ def page() -> str:
     families: dict[str, list[str]] = {}
     passages: dict[str, list[str]] = {}
     for op, rule in RULES.items():
-        families.setdefault(rule.family, []).append(op)
+        families.setdefault(rule.family.title, []).append(op)
         passages.setdefault(_energy(rule), []).append(op)
     return "\n".join([HEAD, SCALES, *_sections(families), ENERGY, *_sections(passages)])
 
@@ -52,7 +52,12 @@ def _energy(rule: Rule) -> str:
 
 
 def _summary(column: Column) -> str:
-    return (inspect.getdoc(column.function) or "").partition("\n")[0].removesuffix(".")
+    return (
+        (inspect.getdoc(column.function) or "")
+        .partition("\n\n")[0]
+        .replace("\n", " ")
+        .removesuffix(".")
+    )
 
 
 if __name__ == "__main__":

@@ -43,27 +43,53 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Family:
+    """Operations that treat scales alike.
+
+    Attributes:
+        title: Heading under which the documentation lists them.
+        reads_parameters: Whether they may be asked about parameters alone, as views are; other
+            arithmetic on parameters makes a constant.
+        contracts: Whether they multiply what they read by weights, and sum up.
+        selects: Whether a result holds some elements of an operand and drops the others.
+        recurrent: Whether states inside feed each other.
+    """
+
+    title: str
+    reads_parameters: bool = False
+    contracts: bool = False
+    selects: bool = False
+    recurrent: bool = False
+
+
+@dataclass(frozen=True)
 class Rule:
     """How one ATen op treats log-scales and path energy.
 
     Attributes:
         scales: How log-scales pass.
-        family: Heading under which the documentation lists the op.
+        family: The operations that it belongs to.
         energy: How path energy passes; None where paths end.
         measures: Whether the energy depends on the op's operands on the example batch (σ of a norm,
             a gate).
     """
 
     scales: Column
-    family: str
+    family: Family
     energy: Column | None = None
     measures: bool = True
 
 
 RULES: dict[str, Rule] = {}
+NO_FAMILY = Family("")
 
 
-def rule(*ops: str, family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def family_of(op: str) -> Family:
+    """The family of an ATen name; one without any trait if it has no rule."""
+    return RULES[op].family if op in RULES else NO_FAMILY
+
+
+def rule(*ops: str, family: Family) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enter a function into the ``scales`` column for the given ATen names."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:

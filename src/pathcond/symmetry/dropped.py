@@ -16,15 +16,11 @@ import torch
 from torch import Tensor
 
 from ..capture.nodes import Node
-from ..rules import RULES
 from ..rules.labels import ANY, FIXED, Labels
 from ..rules.scales import UNSET, Scales
+from ..rules.table import family_of
 from ..rules.values import Scaling
 
-# Families of ops whose results hold the labels of some of their elements; those of the others are
-# dropped.
-SELECTING = ("Shape", "Look-ups", "Padding", "Writes")
-RECURRENT = ("Recurrent",)
 # Ops whose results have labels of their own, element by element.
 ELEMENTWISE = frozenset(
     "mul multiply div divide true_divide square sqrt rsqrt reciprocal pow".split()
@@ -79,7 +75,7 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
         ):
             kept = torch.zeros_like(used)
             # The states of one layer of a recurrence feed the next, returned or not.
-            for ids in results if not _belongs_to(step.node, RECURRENT) else ():
+            for ids in results if not family_of(step.node.op).recurrent else ():
                 kept[ids] = True
             for ids in (*operands, inside):
                 used[ids[~kept[ids]]] = True
@@ -150,12 +146,7 @@ def _given(scaling: Scaling) -> Tensor:
 
 
 def _selects(node: Node) -> bool:
-    return node.op == "getitem" or (_belongs_to(node, SELECTING) and node.op != "embedding_bag")
-
-
-def _belongs_to(node: Node, families: tuple[str, ...]) -> bool:
-    rule = RULES.get(node.op)
-    return rule is not None and rule.family.startswith(families)
+    return node.op == "getitem" or family_of(node.op).selects
 
 
 def _known(ids: Tensor) -> Tensor:

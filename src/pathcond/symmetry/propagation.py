@@ -19,7 +19,7 @@ from ..rules.families.normalization import find_handwritten, handwritten_epsilon
 from ..rules.labels import Labels
 from ..rules.picking import collapse_all, follow, simplified
 from ..rules.scales import Scales
-from ..rules.table import Column, Rule
+from ..rules.table import NO_FAMILY, Column, Rule, family_of
 from ..rules.values import Known, Picked, UnknownNumber, Weight
 from ..trees import tree_leaves, tree_map
 from .dropped import Step, find_used
@@ -30,25 +30,20 @@ logger = logging.getLogger("pathcond")
 NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
 FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
-# Families whose rules need no input among their operands.
-FOR_PARAMETERS_TOO = ("Shape", "Look-ups", "Writes", "Carries no scale", "Pooling", "Weight norm")
-CONTRACTIONS = ("Contractions", "Recurrent")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
 DRAWS = torch.Tag.nondeterministic_seeded
 
-HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), "")
-HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), "")
-OPAQUE = Rule(Column.of(opaque), "")
+HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), NO_FAMILY)
+HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), NO_FAMILY)
+OPAQUE = Rule(Column.of(opaque), NO_FAMILY)
 
 
 def reads_constant(node: Node, known: Sequence[Known]) -> bool:
     """Whether weights of a contraction read a constant: an initial state of zeros, a table of
     positions.
     """
-    rule = RULES.get(node.op)
-    contracts = rule is not None and rule.family.startswith(CONTRACTIONS)
-    return contracts and any(a.value.dtype.is_floating_point for a in known)
+    return family_of(node.op).contracts and any(a.value.dtype.is_floating_point for a in known)
 
 
 @dataclass
@@ -187,7 +182,7 @@ class Propagation(Scales):
             if weight is not None:
                 return weight
         reads_input = any(isinstance(a, Labels) for a in operands) or reads_constant(node, known)
-        if rule is None or not (reads_input or rule.family.startswith(FOR_PARAMETERS_TOO)):
+        if rule is None or not (reads_input or rule.family.reads_parameters):
             for operand in operands:
                 reason = (
                     f"is computed from parameters by {node.op}"

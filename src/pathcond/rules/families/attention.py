@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..labels import Labels
-from ..table import energy, rule
+from ..table import Family, energy, rule
 from ..values import Known
 from .contraction import contract
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @rule(
     "scaled_dot_product_attention",
-    family="Attention: query and key scales cancel per head dimension, values pass through",
+    family=Family("Attention: query and key scales cancel per head dimension, values pass through"),
 )
 def attention(
     scales: Scales, query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: Any

@@ -17,15 +17,16 @@ from torch import Tensor
 from .. import labels as lb
 from ..labels import ANY, Labels
 from ..picking import collapse_all, same_places
-from ..table import energy, rule
+from ..table import Family, energy, rule
 from ..values import Picked
 
 if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-CONTRACTION = (
-    "Contractions: weights read the scales of their inputs and give fresh ones to their outputs"
+CONTRACTION = Family(
+    "Contractions: weights read the scales of their inputs and give fresh ones to their outputs",
+    contracts=True,
 )
 MEMBERS = "#"  # the axis of a stack's members, which no equation of einsum has
 # beyond this many terms a product of two activations is fixed instead of traced

@@ -12,18 +12,21 @@ from torch import Tensor
 
 from ..energies import FREEZE
 from ..labels import ANY, Labels, constant
-from ..table import energy, rule
+from ..table import Family, energy, rule
 
 if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-HOMOGENEOUS = "Positively homogeneous: the scale passes through"
-SUMS = "Sums and selections: the scales of all operands are equated"
-PRODUCTS = "Products and powers: log-scales add up"
-NONLINEAR = "Nonlinear: what reaches it is fixed"
-SMOOTH = "Smooth activations: as ReLU with approximate=True, fixed otherwise"
-NO_SCALE = "Carries no scale"
+HOMOGENEOUS = Family("Positively homogeneous: the scale passes through")
+SUMS = Family("Sums and selections: the scales of all operands are equated")
+PRODUCTS = Family("Products and powers: log-scales add up")
+NONLINEAR = Family("Nonlinear: what reaches it is fixed")
+SMOOTH = Family("Smooth activations: as ReLU with approximate=True, fixed otherwise")
+NO_SCALE = Family("Carries no scale", reads_parameters=True)
+WRITES = Family(
+    "Writes: the target takes the scale of what is written", reads_parameters=True, selects=True
+)
 
 
 @rule(
@@ -55,7 +58,7 @@ def prelu(scales: Scales, x: Any, weight: Any) -> Labels:
     "hardtanh",
     "relu6",
     "threshold",
-    family="Clamps: homogeneous at 0, fixed otherwise",
+    family=Family("Clamps: homogeneous at 0, fixed otherwise"),
 )
 def clamp(
     scales: Scales,
@@ -138,7 +141,7 @@ def masked_fill(scales: Scales, x: Any, mask: Any, value: Any) -> Labels:
     "le",
     "eq",
     "ne",
-    family="Comparisons: both sides are equated; the result carries no scale",
+    family=Family("Comparisons: both sides are equated; the result carries no scale"),
 )
 def comparison(scales: Scales, x: Any, other: Any) -> Labels:
     scales.merge(x, other, reason="is compared with something that has no scale")
@@ -268,7 +271,7 @@ def zero(scales: Scales) -> Labels:
     return constant(scales.node.shape, ANY)
 
 
-@rule("copy", "fill", family="Writes: the target takes the scale of what is written")
+@rule("copy", "fill", family=WRITES)
 def write(scales: Scales, src: Any, value: Any) -> Labels:
     return scales.broadcast(scales.labels(src if src is not None else value), scales.node.shape)
 

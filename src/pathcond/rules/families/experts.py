@@ -12,7 +12,7 @@ from ..energies import FREEZE
 from ..energies import grouped_product as multiply
 from ..labels import Labels, constant
 from ..picking import pick_from
-from ..table import energy, rule
+from ..table import Family, energy, rule
 from .contraction import contract
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ GROUPED = "_grouped_mm", "transformers::grouped_mm_fallback"
 
 @rule(
     *GROUPED,
-    family="Grouped products: each expert's weights read the scales of their rows and give fresh "
-    "ones",
+    family=Family(
+        "Grouped products: each expert's weights read the scales of their rows and give fresh ones"
+    ),
 )
 def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, bias: Any) -> Any:
     """(rows, in) with a stack (experts, in, out): rows offs[e - 1] to offs[e] meet matrix e ->

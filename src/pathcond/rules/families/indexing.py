@@ -5,6 +5,7 @@ Members of a stack of parameters that an unknown index picks from stay apart (``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from ..energies import FREEZE, Edges, Frozen, PathSum
 from ..labels import Labels, constant
 from ..picking import pick_from
-from ..table import energy, rule
+from ..table import Family, energy, rule
 from ..values import Known
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from ..scales import Scales
 
 SUM_OF_ROWS, MEAN_OF_ROWS = 0, 1  # modes of embedding_bag
-INDEXING = (
+INDEXING = Family(
     "Look-ups: known indices are executed on the labels, unknown ones equate what they may pick "
-    "(experts stay apart)"
+    "(experts stay apart)",
+    reads_parameters=True,
+    selects=True,
 )
 
 
@@ -43,7 +46,7 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
     return Labels(columns.view([1] * (len(shape) - 1) + [columns.shape[-1]]), shape)
 
 
-@rule("embedding_bag", family=INDEXING)
+@rule("embedding_bag", family=replace(INDEXING, selects=False))
 def embedding_bag(
     scales: Scales, weight: Any, indices: Any, offsets: Any, per_sample_weights: Any
 ) -> Any:

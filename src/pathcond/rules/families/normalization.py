@@ -27,13 +27,13 @@ from torch import Tensor
 from ...capture.nodes import Graph, Node
 from .. import labels as lb
 from ..labels import FIXED, Labels
-from ..table import energy, rule
+from ..table import Family, energy, rule
 
 if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-NORMALIZATION = "Normalization: by the choice of `normalization`"
+NORMALIZATION = Family("Normalization: by the choice of `normalization`")
 FRONT_FREE = ("absorb", "full")
 BEHIND_FREE = ("gain", "full")
 # in units of ε: a path through a norm has a little energy even where the norm sees nothing

@@ -16,14 +16,18 @@ from torch import Tensor
 
 from ..energies import FREEZE, PathSum
 from ..labels import Labels
-from ..table import energy, rule
+from ..table import Family, energy, rule
 from .contraction import contract
 
 if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-RECURRENT = "Recurrent layers with ReLU: one scale per hidden unit, the same at every step"
+RECURRENT = Family(
+    "Recurrent layers with ReLU: one scale per hidden unit, the same at every step",
+    contracts=True,
+    recurrent=True,
+)
 BIAS = "is added to a bias that has no scale"
 STATE = "is a state that something without a scale enters"
 

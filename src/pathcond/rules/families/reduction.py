@@ -11,14 +11,17 @@ from torch.nn import functional as F
 from .. import labels as lb
 from ..energies import FREEZE
 from ..labels import Labels, constant
-from ..table import energy, rule
+from ..table import Family, energy, rule
 
 if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-REDUCTION = "Reductions: the scales of what is reduced are equated"
-POOLING = "Pooling and interpolation: the scales of each channel's positions are equated"
+REDUCTION = Family("Reductions: the scales of what is reduced are equated")
+POOLING = Family(
+    "Pooling and interpolation: the scales of each channel's positions are equated",
+    reads_parameters=True,
+)
 
 
 def _reduced(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:

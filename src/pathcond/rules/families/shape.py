@@ -10,13 +10,16 @@ from torch import Tensor
 from .. import labels as lb
 from ..energies import FREEZE
 from ..labels import ANY, FIXED, Labels
-from ..table import energy, rule
+from ..table import Family, energy, rule
 
 if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-SHAPE = "Shape: executed on the labels"
+SHAPE = Family("Shape: executed on the labels", reads_parameters=True, selects=True)
+PADDING = Family(
+    "Padding: zeros fit any scale, other constants are fixed, copies pass on", selects=True
+)
 
 
 @rule(
@@ -178,7 +181,7 @@ def shuffle(
 @rule(
     "constant_pad_nd",
     "pad",
-    family="Padding: zeros fit any scale, other constants are fixed, copies pass on",
+    family=PADDING,
 )
 def pad(scales: Scales, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
     labels = scales.labels(x)
@@ -209,7 +212,7 @@ def pad(scales: Scales, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
     "replication_pad2d",
     "replication_pad3d",
     "_pad_circular",
-    family="Padding: zeros fit any scale, other constants are fixed, copies pass on",
+    family=PADDING,
 )
 def copy_pad(scales: Scales, x: Any, padding: Any, pad: Any) -> Labels:
     labels = scales.labels(x)

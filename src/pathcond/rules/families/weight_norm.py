@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from ..labels import Labels
-from ..table import energy, rule
+from ..table import Family, energy, rule
 
 if TYPE_CHECKING:
     from ..energies import Energies
     from ..scales import Scales
 
-WEIGHT_NORM = "Weight norm: the magnitude carries the scale, the direction stays"
+WEIGHT_NORM = Family(
+    "Weight norm: the magnitude carries the scale, the direction stays", reads_parameters=True
+)
 
 
 @rule("_weight_norm", family=WEIGHT_NORM)
