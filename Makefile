@@ -32,11 +32,11 @@ bench: $(READY)  ## Speed and memory beside naive implementations; writes benchm
 
 docs: $(READY)  ## The pages that are generated from the code
 	$(PYTHON) -m pathcond.rules.document docs/supported-operations.md
-	$(PYTHON) -m pathcond.experiments.document results/paper docs/reproduction.md
+	$(PYTHON) -m pathcond_paper.document results/paper docs/reproduction.md
 	$(PYTHON) -m pathcond report results/paper
 
 site: $(SITE)  ## The documentation site, in site/; a broken link or an unknown name is an error
-	$(SITE_VENV)/bin/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -56,7 +56,7 @@ $(RUNS): pyproject.toml constraints.txt Makefile
 	touch $@
 
 $(READY): $(RUNS)
-	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[dev]" -e "./paper[ray,tensorboard]"
 	$(PYTHON) -m pip install --quiet -c constraints.txt --no-deps torchvision timm
 	$(PYTHON) -m pip install --quiet -c constraints.txt pillow pyyaml
 	touch $@

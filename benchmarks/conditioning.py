@@ -1,12 +1,16 @@
-"""Cost of a whole ``condition_`` beside one training epoch, and how it grows with the number of parameters.
+"""Cost of a whole ``condition_`` beside one training epoch, and how it grows with the number of
+parameters.
 
-    python -m benchmarks.conditioning [--device cuda] [--images 50000] [--out benchmarks/conditioning.json]
+    python -m benchmarks.conditioning [--device cuda] [--images 50000] [--out
+    benchmarks/conditioning.json]
 
-The epoch is SGD on as many images of CIFAR-10's size as asked for, through a plain ``DataLoader`` (batches of 128, shuffled, no
-worker processes) whose dataset turns one uint8 image at a time into a normalised float tensor. ``condition_`` runs on the first
-batch: ``captured`` on a model whose graph and symmetry are known already (as in training, where they are found once), ``whole``
-with both captures. The first call of a process also pays for importing the tracer, so it is called once before on another network.
-Memory is the peak beyond the model, in multiples of the parameters' own bytes.
+The epoch is SGD on as many images of CIFAR-10's size as asked for, through a plain ``DataLoader``
+(batches of 128, shuffled, no worker processes) whose dataset turns one uint8 image at a time into a
+normalised float tensor. ``condition_`` runs on the first batch: ``captured`` on a model whose graph
+and symmetry are known already (as in training, where they are found once), ``whole`` with both
+captures. The first call of a process also pays for importing the tracer, so it is called once
+before on another network. Memory is the peak beyond the model, in multiples of the parameters' own
+bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +27,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from pathcond import Report, condition_
 from pathcond.condition import prepare
-from pathcond.experiments.architectures import cifar_nv, mlp, resnet18_c
+from pathcond.networks import cifar_nv, mlp, resnet18_c
 
 from .measuring import PeakMemory, printed, write
 
-ARCHITECTURES = {"mlp": lambda: mlp(batch_norm=True), "cifar_nv": cifar_nv, "resnet18_c": resnet18_c}
+ARCHITECTURES = {
+    "mlp": lambda: mlp(batch_norm=True),
+    "cifar_nv": cifar_nv,
+    "resnet18_c": resnet18_c,
+}
 WIDTHS = (128, 256, 512, 1024, 2048)
 
 
@@ -57,7 +65,9 @@ def epoch_seconds(model: nn.Module, images: Images, device: str) -> float:
     return time.perf_counter() - start
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, device: str) -> float:
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, device: str
+) -> float:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x.to(device)), y.to(device))
     loss.backward()
@@ -69,17 +79,28 @@ def measure(name: str, images: Images, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     batch = torch.stack([images[i][0] for i in range(128)]).to(device)
     seconds_epoch = epoch_seconds(ARCHITECTURES[name]().to(device), images, device)
-    row: dict[str, Any] = {"model": name, "device": device, "images": len(images), "seconds_epoch": seconds_epoch}
+    row: dict[str, Any] = {
+        "model": name,
+        "device": device,
+        "images": len(images),
+        "seconds_epoch": seconds_epoch,
+    }
     whole = best_of([condition_(ARCHITECTURES[name]().to(device), batch) for _ in range(3)])
     model = ARCHITECTURES[name]().to(device)
-    prepared, weights = prepare(model, batch), {name: value.clone() for name, value in model.state_dict().items()}
+    prepared, weights = (
+        prepare(model, batch),
+        {name: value.clone() for name, value in model.state_dict().items()},
+    )
     reports = []
     for _ in range(5):
         model.load_state_dict(weights)
         reports.append(condition_(model, prepared))
     warm = best_of(reports)
     for key, seconds in (("captured", warm), ("whole", whole)):
-        row |= {f"seconds_{key}": sum(seconds.values()), f"{key}_over_epoch": sum(seconds.values()) / seconds_epoch}
+        row |= {
+            f"seconds_{key}": sum(seconds.values()),
+            f"{key}_over_epoch": sum(seconds.values()) / seconds_epoch,
+        }
     return row | {f"seconds_{stage}": value for stage, value in whole.items()}
 
 
@@ -89,31 +110,43 @@ def best_of(reports: list[Report]) -> dict[str, float]:
 
 
 def growth(device: str) -> dict[str, Any]:
-    """Slopes of log(seconds) and log(peak memory) over log(parameters) for MLPs of growing width, batch of 8."""
+    """Slopes of log(seconds) and log(peak memory) over log(parameters) for MLPs of growing width,
+    batch of 8.
+    """
     sizes, seconds, peaks = [], [], []
     for width in WIDTHS:
         torch.manual_seed(0)
-        model, x = mlp((width,) * 4, inputs=3072).to(device), torch.randn(8, 3, 32, 32, device=device)
+        model, x = (
+            mlp((width,) * 4, inputs=3072).to(device),
+            torch.randn(8, 3, 32, 32, device=device),
+        )
         sizes.append(sum(p.numel() for p in model.parameters()))
         seconds.append(min(sum(condition_(model, x).seconds.values()) for _ in range(3)))
         with PeakMemory(model) as memory:
             condition_(model, x)
         peaks.append(memory.peak)
     return {
-        "parameters": sizes, "seconds": seconds, "peak_over_parameters": [p / (4 * n) for p, n in zip(peaks, sizes, strict=True)],
-        "exponent_seconds": slope(sizes[-3:], seconds[-3:]), "exponent_memory": slope(sizes, peaks),
-    }  # fmt: skip
+        "parameters": sizes,
+        "seconds": seconds,
+        "peak_over_parameters": [p / (4 * n) for p, n in zip(peaks, sizes, strict=True)],
+        "exponent_seconds": slope(sizes[-3:], seconds[-3:]),
+        "exponent_memory": slope(sizes, peaks),
+    }
 
 
 def slope(x: list[float], y: list[float]) -> float:
     """Least-squares slope of log y over log x."""
     u, v = ([math.log(value) for value in values] for values in (x, y))
     mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)
-    return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / sum((a - mean_u) ** 2 for a in u)
+    return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / sum(
+        (a - mean_u) ** 2 for a in u
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--models", nargs="*", default=list(ARCHITECTURES))

@@ -1,10 +1,13 @@
-"""Cost of diag(G) beside a float64 forward and backward pass of one sample, and how it grows with depth.
+"""Cost of diag(G) beside a float64 forward and backward pass of one sample, and how it grows with
+depth.
 
-    python -m benchmarks.energy [--models resnet18 vgg16] [--device cuda] [--out benchmarks/energy.json]
+    python -m benchmarks.energy [--models resnet18 vgg16] [--device cuda] [--out
+    benchmarks/energy.json]
 
-``energy`` is the walk and the backward pass on a captured model with running statistics, ``calibrated`` the same where
-statistics are measured on a batch of two, ``capture`` what comes before them once per model. Memory is what is alive beyond
-the model and the activations of one sample, in multiples of the parameters' own bytes.
+``energy`` is the walk and the backward pass on a captured model with running statistics,
+``calibrated`` the same where statistics are measured on a batch of two, ``capture`` what comes
+before them once per model. Memory is what is alive beyond the model and the activations of one
+sample, in multiples of the parameters' own bytes.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ import argparse
 import copy
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
 from tests import torchvision_operators  # noqa: F401  before torchvision is imported
 from torch import Tensor, nn
 
-from pathcond.lifting import Sample, capture_sample, path_energy
+from pathcond.lifting.lifting import Sample, capture_sample, path_energy
 
 from .measuring import PeakMemory, activation_bytes, median_seconds, printed, write
 
@@ -38,7 +42,9 @@ def seconds_of(action: Any, repeats: int, device: str) -> float:
 
 
 def forward_and_backward(model: nn.Module, x: Tensor) -> None:
-    """What diag(G) is compared with: one sample through the model in float64, and the gradient of every parameter."""
+    """What diag(G) is compared with: one sample through the model in float64, and the gradient of
+    every parameter.
+    """
     model.zero_grad(set_to_none=True)
     model(x).sum().backward()
 
@@ -61,8 +67,15 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
     sample = capture_sample(model, batch)
     seconds_capture = seconds_of(lambda: capture_sample(model, batch), 1, device)
     seconds_energy = seconds_of(lambda: path_energy(model, sample), repeats, device)
-    row: dict[str, Any] = {"model": name, "device": device, "seconds_forward_backward": seconds_naive}
-    row |= {"energy_over_forward_backward": seconds_energy / seconds_naive, "extra_memory_over_parameters": memory(model, sample)}
+    row: dict[str, Any] = {
+        "model": name,
+        "device": device,
+        "seconds_forward_backward": seconds_naive,
+    }
+    row |= {
+        "energy_over_forward_backward": seconds_energy / seconds_naive,
+        "extra_memory_over_parameters": memory(model, sample),
+    }
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("num_batches_tracked"):
             buffer.fill_(0)
@@ -84,17 +97,22 @@ def memory(model: nn.Module, sample: Sample) -> float:
 
 
 def depth_exponent(repeats: int, device: str) -> tuple[float, list[dict[str, Any]]]:
-    """Least-squares slope of log(seconds) over log(depth) for MLPs of width 512, capture included and not."""
+    """Least-squares slope of log(seconds) over log(depth) for MLPs of width 512, capture included
+    and not.
+    """
     rows = []
     for depth in DEPTHS:
         layers = [layer for _ in range(depth) for layer in (nn.Linear(512, 512), nn.ReLU())]
         model = nn.Sequential(*layers, nn.Linear(512, 10)).to(device)
         x = torch.randn(2, 512, device=device)
         sample = capture_sample(model, x)
-        rows.append({"depth": depth, "seconds": seconds_of(lambda: path_energy(model, sample), repeats, device)})  # noqa: B023
+        seconds = seconds_of(partial(path_energy, model, sample), repeats, device)
+        rows.append({"depth": depth, "seconds": seconds})
     points = [(math.log(row["depth"]), math.log(row["seconds"])) for row in rows]
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum(
+        (x - mean_x) ** 2 for x, _ in points
+    )
     return slope, rows
 
 

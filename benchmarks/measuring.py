@@ -15,22 +15,29 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pathcond.graph import Graph
+from pathcond.capture.nodes import Graph
 
 
 class PeakMemory(TorchDispatchMode):
-    """Largest number of bytes alive at a time among the tensors made inside; the model's own do not count."""
+    """Largest number of bytes alive at a time among the tensors made inside; the model's own do not
+    count.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         held = [*model.parameters(), *model.buffers()]
-        self.tensors: dict[int, int] = {t.untyped_storage()._cdata: 1 for t in held}  # storage -> tensors that hold it
+        # storage -> tensors that hold it
+        self.tensors: dict[int, int] = {t.untyped_storage()._cdata: 1 for t in held}
         self.bytes = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and not tensor.is_sparse:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and not isinstance(tensor, FakeTensor)
+                and not tensor.is_sparse
+            ):
                 storage, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
                 if self.tensors.setdefault(storage, 0) == 0:
                     self.bytes += size
@@ -64,11 +71,18 @@ def median_seconds(action: Callable[[], object], repeats: int) -> float:
 
 
 def printed(row: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
+    return " ".join(
+        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in row.items()
+    )
 
 
 def write(path: str, rows: list[dict[str, Any]], **more: Any) -> None:
-    environment = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+    environment = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+    }
     with open(path, "w") as file:
         json.dump({"environment": environment, "rows": rows, **more}, file, indent=1)
         file.write("\n")

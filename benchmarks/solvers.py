@@ -1,10 +1,12 @@
-"""Speed of the solvers beside the paper's algorithm box written out, and of Exact on large networks.
+"""Speed of the solvers beside the paper's algorithm box written out, and of Exact on large
+networks.
 
     python -m benchmarks.solvers [--models resnet50 vgg16] [--out benchmarks/solvers.json]
 
-All on normalization "paper" and statistics as they come for the paper's three architectures, where ``naive`` runs the box's ten
-sweeps neuron by neuron (``reference.box_sweeps``) in the same process. Gap is (F − F*) / (F(0) − F*). The large networks are
-calibrated on a batch of two and solved under "paper" and "full" to a gradient norm of 1e-8 per parameter.
+All on normalization "paper" and statistics as they come for the paper's three architectures, where
+``naive`` runs the box's ten sweeps neuron by neuron (``reference.box_sweeps``) in the same process.
+Gap is (F − F*) / (F(0) − F*). The large networks are calibrated on a batch of two and solved under
+"paper" and "full" to a gradient norm of 1e-8 per parameter.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from tests import torchvision_operators  # noqa: F401  before torchvision is imp
 from torch import nn
 
 from pathcond import diag_g, find_symmetry
-from pathcond.experiments.architectures import cifar_nv, mlp, resnet18_c
-from pathcond.problem import Problem
+from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.reference import Connectivity, box_sweeps
 from pathcond.solvers import CoordinateDescent, Exact, Solution
+from pathcond.solvers.problem import Problem
 
 from .measuring import median_seconds, printed, write
 
@@ -41,22 +43,36 @@ def beside_naive(name: str, repeats: int) -> dict[str, Any]:
     iterates = list(itertools.islice(box_sweeps(connectivity), SWEEPS))
     seconds_naive = time.perf_counter() - start
     problem = Problem.of(symmetry, g)
-    descent, exact, quick = CoordinateDescent(sweeps=SWEEPS, tolerance=0), Exact(), Exact(tolerance=1e-5)
+    descent, exact, quick = (
+        CoordinateDescent(sweeps=SWEEPS, tolerance=0),
+        Exact(),
+        Exact(tolerance=1e-5),
+    )
     optimum, swept = Exact(tolerance=1e-13).solve(problem), descent.solve(problem)
-    row: dict[str, Any] = {"model": name, "units": symmetry.num_units, "seconds_naive": seconds_naive}
+    row: dict[str, Any] = {
+        "model": name,
+        "units": symmetry.num_units,
+        "seconds_naive": seconds_naive,
+    }
     row["difference_of_iterates"] = float((2 * swept.log_scales - iterates[-1]).abs().max())
-    row["naive_over_coordinate_descent"] = seconds_naive / median_seconds(lambda: descent.solve(problem), repeats)
+    row["naive_over_coordinate_descent"] = seconds_naive / median_seconds(
+        lambda: descent.solve(problem), repeats
+    )
     row["gap_coordinate_descent"] = gap(swept, optimum)
     row["naive_over_exact"] = seconds_naive / median_seconds(lambda: exact.solve(problem), repeats)
     row["gap_exact"] = gap(exact.solve(problem), optimum)
-    row["naive_over_exact_1e-5"] = seconds_naive / median_seconds(lambda: quick.solve(problem), repeats)
+    row["naive_over_exact_1e-5"] = seconds_naive / median_seconds(
+        lambda: quick.solve(problem), repeats
+    )
     row["gap_exact_1e-5"] = gap(quick.solve(problem), optimum)
     row["seconds_problem"] = median_seconds(lambda: Problem.of(symmetry, g), repeats)
     return row
 
 
 def gap(solution: Solution, optimum: Solution) -> float:
-    return (solution.objective_after - optimum.objective_after) / (optimum.objective_before - optimum.objective_after)
+    return (solution.objective_after - optimum.objective_after) / (
+        optimum.objective_before - optimum.objective_after
+    )
 
 
 def large(name: str, repeats: int) -> list[dict[str, Any]]:
@@ -70,8 +86,15 @@ def large(name: str, repeats: int) -> list[dict[str, Any]]:
     for normalization in ("paper", "full"):
         symmetry = find_symmetry(model, x, normalization=normalization)
         problem = Problem.of(symmetry, g)
-        row: dict[str, Any] = {"model": name, "normalization": normalization, "units": symmetry.num_units}
-        row |= {"parameters": problem.num_parameters, "gradient_norm": solver.solve(problem).gradient_norm}
+        row: dict[str, Any] = {
+            "model": name,
+            "normalization": normalization,
+            "units": symmetry.num_units,
+        }
+        row |= {
+            "parameters": problem.num_parameters,
+            "gradient_norm": solver.solve(problem).gradient_norm,
+        }
         row["seconds_exact"] = median_seconds(lambda p=problem: solver.solve(p), repeats)
         row["seconds_problem"] = median_seconds(lambda s=symmetry: Problem.of(s, g), 1)
         rows.append(row)
@@ -79,14 +102,20 @@ def large(name: str, repeats: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="*", default=[*PAPER, *LARGE])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="benchmarks/solvers.json")
     arguments = parser.parse_args()
     rows = []
     for name in arguments.models:
-        new = [beside_naive(name, arguments.repeats)] if name in PAPER else large(name, arguments.repeats)
+        new = (
+            [beside_naive(name, arguments.repeats)]
+            if name in PAPER
+            else large(name, arguments.repeats)
+        )
         for row in new:
             print(printed(row), flush=True)
         rows += new

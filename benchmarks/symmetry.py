@@ -1,4 +1,5 @@
-"""Cost of the symmetry search beside the capture, memory of labels beside the activations, speed of rescale_ beside mul_.
+"""Cost of the symmetry search beside the capture, memory of labels beside the activations, speed of
+rescale_ beside mul_.
 
     python -m benchmarks.symmetry [--models resnet50 vgg16] [--out benchmarks/symmetry.json]
 
@@ -15,10 +16,11 @@ import torch
 from tests import torchvision_operators  # noqa: F401  before torchvision is imported
 
 import pathcond
-from pathcond.captures import Captured
-from pathcond.graph import Graph, capture
-from pathcond.sizes import Example
-from pathcond.symmetry import symmetry_of
+from pathcond.capture.graph import capture
+from pathcond.capture.nodes import Graph
+from pathcond.symmetry.captures import Captured
+from pathcond.symmetry.sizes import Example
+from pathcond.symmetry.symmetry import symmetry_of
 
 from .measuring import PeakMemory, activation_bytes, median_seconds, printed, write
 
@@ -40,7 +42,9 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     seconds_capture = median_seconds(captured, repeats)
     row: dict[str, Any] = {"model": name, "seconds_capture": seconds_capture}
     for normalization in ("absorb", "full"):
-        seconds = median_seconds(lambda n=normalization: symmetry_of(model, walked, normalization=n), repeats)
+        seconds = median_seconds(
+            lambda n=normalization: symmetry_of(model, walked, normalization=n), repeats
+        )
         row[f"search_over_capture_{normalization}"] = seconds / seconds_capture
     with PeakMemory(model) as memory:
         symmetry = symmetry_of(model, walked, normalization="full")
@@ -55,7 +59,9 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
                 parameter.mul_(1.0)
 
     seconds_plain = median_seconds(plain, repeats)
-    seconds_rescale = median_seconds(lambda: pathcond.rescale_(model, symmetry, log_scales, verify=False), repeats)
+    seconds_rescale = median_seconds(
+        lambda: pathcond.rescale_(model, symmetry, log_scales, verify=False), repeats
+    )
     row |= {
         "parameter_megabytes": size / 1e6,
         "mul_gigabytes_per_second": size / seconds_plain / 1e9,

@@ -1,11 +1,14 @@
-"""Cost of teleporting once per epoch beside the same training without it, and of one teleport in training steps, by stage.
+"""Cost of teleporting once per epoch beside the same training without it, and of one teleport in
+training steps, by stage.
 
-    python -m benchmarks.teleport [--device cuda] [--epochs 3] [--steps 390] [--out benchmarks/teleport.json]
+    python -m benchmarks.teleport [--device cuda] [--epochs 3] [--steps 390] [--out
+    benchmarks/teleport.json]
 
-CIFAR-NV by SGD with momentum on images of CIFAR-10's size and number, through the ``DataLoader`` of benchmarks/conditioning.py. Two
-networks train in turns, an epoch each, so that whatever else the machine does falls on both; an epoch is 390 batches of 128, or
-as many as asked for, scaled up. The overhead is the time in teleports over the median epoch without any: the difference of two
-epochs is also given, but noise of some per cent hides it.
+CIFAR-NV by SGD with momentum on images of CIFAR-10's size and number, through the ``DataLoader`` of
+benchmarks/conditioning.py. Two networks train in turns, an epoch each, so that whatever else the
+machine does falls on both; an epoch is 390 batches of 128, or as many as asked for, scaled up. The
+overhead is the time in teleports over the median epoch without any: the difference of two epochs is
+also given, but noise of some per cent hides it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import pathcond
-from pathcond.experiments.architectures import cifar_nv
+from pathcond.networks import cifar_nv
 
 from .conditioning import Images, step
 from .measuring import printed, write
@@ -36,7 +39,11 @@ class Training:
         torch.manual_seed(0)
         self.model, self.device = cifar_nv().to(device).train(), device
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        self.teleport = pathcond.teleport(self.optimizer, self.model, batch.to(device), **teleport) if teleport else None
+        self.teleport = (
+            pathcond.teleport(self.optimizer, self.model, batch.to(device), **teleport)
+            if teleport
+            else None
+        )
 
     def epoch(self, images: Images, steps: int) -> tuple[float, float]:
         """Seconds of so many steps, and of the teleport after them."""
@@ -52,7 +59,9 @@ class Training:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS_PER_EPOCH)
@@ -80,11 +89,19 @@ def main() -> None:
     epoch, teleport = statistics.median(epochs), statistics.median(teleports)
     a_step = epoch / STEPS_PER_EPOCH
     row = {
-        "model": "cifar_nv", "device": options.device, "batch": options.batch, "seconds_epoch": epoch, "seconds_teleport": teleport,
-        "overhead": teleport / epoch, "difference_of_epochs": statistics.median(epochs_with) / epoch - 1,
+        "model": "cifar_nv",
+        "device": options.device,
+        "batch": options.batch,
+        "seconds_epoch": epoch,
+        "seconds_teleport": teleport,
+        "overhead": teleport / epoch,
+        "difference_of_epochs": statistics.median(epochs_with) / epoch - 1,
         "steps_per_teleport": teleport / a_step,
-        **{f"steps_{stage}": statistics.median(s[stage] for s in stages) / a_step for stage in stages[0]},
-    }  # fmt: skip
+        **{
+            f"steps_{stage}": statistics.median(s[stage] for s in stages) / a_step
+            for stage in stages[0]
+        },
+    }
     print(printed(row), flush=True)
     write(options.out, [row])
 

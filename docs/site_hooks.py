@@ -1,7 +1,8 @@
 """Hooks of the documentation site: results and notebooks become part of it.
 
-Pages link to ``../results/...``, which is right where the repository is browsed but lies outside the site. The files are therefore
-added to the site, and the links shortened. Notebooks are shown as pages, with the outputs that they were committed with.
+Pages link to ``../results/...``, which is right in the repository but lies outside the site. The
+files are therefore added to the site, and the links shortened. Notebooks are shown as pages, with
+the outputs that they were committed with.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ RESULTS = ("*.png", "*.html")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add drawings and pages of results; replace each notebook by the page that shows it."""
     for path in sorted(path for pattern in RESULTS for path in (ROOT / "results").rglob(pattern)):
-        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+        files.append(
+            File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path))
+        )
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         files.remove(file)
         page = File.generated(
-            config, file.src_uri.removesuffix(".ipynb") + ".md", content=notebook_page(Path(str(file.abs_src_path)))
+            config,
+            file.src_uri.removesuffix(".ipynb") + ".md",
+            content=notebook_page(Path(str(file.abs_src_path))),
         )
         files.append(page)
     return files
@@ -56,7 +61,10 @@ def _cell(cell: dict[str, Any]) -> list[str]:
     source = "".join(cell["source"])
     if cell["cell_type"] != "code":
         return [source]
-    return [f"```python\n{source}\n```", *(text for output in cell["outputs"] if (text := _output(output)))]
+    return [
+        f"```python\n{source}\n```",
+        *(text for output in cell["outputs"] if (text := _output(output))),
+    ]
 
 
 def _output(output: dict[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Small networks of every family, each with a batch of inputs. Names are stable: tests refer to them."""
+"""Small networks of every family, each with a batch of inputs. Names are stable: tests refer to
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathcond.captures import Captured, capture_all
 from pathcond.condition import Prepared
-from pathcond.lifting import Sample, capture_sample
-from pathcond.symmetry import symmetry_of
+from pathcond.lifting.lifting import Sample, capture_sample
+from pathcond.symmetry.captures import Captured, capture_all
+from pathcond.symmetry.symmetry import symmetry_of
 
 CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {}
 
@@ -36,9 +38,13 @@ def make(name: str, seed: int = 0) -> tuple[nn.Module, Any]:
 
 @cache
 def prepared(name: str, normalization: str, approximate: bool = False) -> Prepared:
-    """A case as ``pathcond.prepare`` captures it; its weights do not matter. Captured once for all tests."""
+    """A case as ``pathcond.prepare`` captures it; its weights do not matter. Captured once for all
+    tests.
+    """
     model, _ = make(name)
-    symmetry = symmetry_of(model, _captured(name), normalization=normalization, approximate=approximate)  # type: ignore[arg-type]
+    symmetry = symmetry_of(
+        model, _captured(name), normalization=normalization, approximate=approximate
+    )  # type: ignore[arg-type]
     return Prepared(symmetry=symmetry, sample=_sample(name))
 
 
@@ -71,31 +77,61 @@ def images(channels: int = 2, size: int = 8) -> Tensor:
 
 @case
 def mlp() -> Any:
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(6, 3)
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)
+    ), torch.randn(6, 3)
 
 
 @case
 def mlp_without_bias() -> Any:
-    layers = [nn.Linear(3, 4, bias=False), nn.LeakyReLU(), nn.Linear(4, 5, bias=False), nn.PReLU(), nn.Linear(5, 2, bias=False)]
+    layers = [
+        nn.Linear(3, 4, bias=False),
+        nn.LeakyReLU(),
+        nn.Linear(4, 5, bias=False),
+        nn.PReLU(),
+        nn.Linear(5, 2, bias=False),
+    ]
     return nn.Sequential(*layers), torch.randn(6, 3)
 
 
 @case
 def batch_norm_mlp() -> Any:
-    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)]
+    layers = [
+        nn.Linear(3, 4),
+        nn.BatchNorm1d(4),
+        nn.ReLU(),
+        nn.Linear(4, 5),
+        nn.BatchNorm1d(5),
+        nn.ReLU(),
+        nn.Linear(5, 2),
+    ]
     return nn.Sequential(*layers), torch.randn(6, 3)
 
 
 @case
 def conv_bn_conv() -> Any:
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)), images()
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)
+    ), images()
 
 
 @case
 def vgg_with_flatten() -> Any:
-    features = [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2)]
+    features = [
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+    ]
     return nn.Sequential(
-        *features, nn.Flatten(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.Linear(5, 2)
+        *features,
+        nn.Flatten(),
+        nn.Linear(4, 5),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.0),
+        nn.Linear(5, 2),
     ), images()
 
 
@@ -124,7 +160,9 @@ def resnet() -> Any:
 @case
 def resnet_without_norm() -> Any:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), Residual(4, 3, norm=False), Residual(4, 5, norm=False), *head), images()
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), Residual(4, 3, norm=False), Residual(4, 5, norm=False), *head
+    ), images()
 
 
 @case
@@ -135,8 +173,16 @@ def densenet() -> Any:
             x = torch.cat([x, conv(F.relu(norm(x)))], 1)
         return self.head(F.relu(self.n3(x)).mean((2, 3)))
 
-    parts = {"stem": nn.Conv2d(2, 3, 3), "n1": nn.BatchNorm2d(3), "c1": nn.Conv2d(3, 2, 3, padding=1, bias=False)}
-    parts |= {"n2": nn.BatchNorm2d(5), "c2": nn.Conv2d(5, 2, 3, padding=1, bias=False), "n3": nn.BatchNorm2d(7)}
+    parts = {
+        "stem": nn.Conv2d(2, 3, 3),
+        "n1": nn.BatchNorm2d(3),
+        "c1": nn.Conv2d(3, 2, 3, padding=1, bias=False),
+    }
+    parts |= {
+        "n2": nn.BatchNorm2d(5),
+        "c2": nn.Conv2d(5, 2, 3, padding=1, bias=False),
+        "n3": nn.BatchNorm2d(7),
+    }
     return Calls(forward, **parts, head=nn.Linear(7, 3)), images()
 
 
@@ -149,9 +195,16 @@ def regnet() -> Any:
         return self.head((x + self.expand(y * gate)).relu().mean((2, 3)))
 
     return Calls(
-        forward, stem=nn.Conv2d(2, 4, 3), reduce=nn.Conv2d(4, 6, 1), grouped=nn.Conv2d(6, 6, 3, padding=1, groups=3),
-        bn=nn.BatchNorm2d(6), down=nn.Conv2d(6, 2, 1), up=nn.Conv2d(2, 6, 1), expand=nn.Conv2d(6, 4, 1), head=nn.Linear(4, 2),
-    ), images()  # fmt: skip
+        forward,
+        stem=nn.Conv2d(2, 4, 3),
+        reduce=nn.Conv2d(4, 6, 1),
+        grouped=nn.Conv2d(6, 6, 3, padding=1, groups=3),
+        bn=nn.BatchNorm2d(6),
+        down=nn.Conv2d(6, 2, 1),
+        up=nn.Conv2d(2, 6, 1),
+        expand=nn.Conv2d(6, 4, 1),
+        head=nn.Linear(4, 2),
+    ), images()
 
 
 @case
@@ -166,9 +219,14 @@ def shufflenet() -> Any:
         return self.head(x.mean([2, 3]))
 
     return Calls(
-        forward, stem=nn.Conv2d(2, 8, 3), d1=nn.Conv2d(4, 4, 3, padding=1, groups=4), p1=nn.Conv2d(4, 4, 1),
-        d2=nn.Conv2d(4, 4, 3, padding=1, groups=4), p2=nn.Conv2d(4, 4, 1), head=nn.Linear(8, 2),
-    ), images()  # fmt: skip
+        forward,
+        stem=nn.Conv2d(2, 8, 3),
+        d1=nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        p1=nn.Conv2d(4, 4, 1),
+        d2=nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        p2=nn.Conv2d(4, 4, 1),
+        head=nn.Linear(8, 2),
+    ), images()
 
 
 @case
@@ -182,11 +240,20 @@ def mobilenet_v3() -> Any:
         return self.head(F.hardswish(self.pre(x.mean((2, 3)))))
 
     return Calls(
-        forward, stem=nn.Conv2d(2, 3, 3, bias=False), bn0=nn.BatchNorm2d(3), expand=nn.Conv2d(3, 5, 1, bias=False),
-        bn1=nn.BatchNorm2d(5), depthwise=nn.Conv2d(5, 5, 3, padding=1, groups=5, bias=False), bn2=nn.BatchNorm2d(5),
-        down=nn.Conv2d(5, 2, 1), up=nn.Conv2d(2, 5, 1), project=nn.Conv2d(5, 3, 1, bias=False), bn3=nn.BatchNorm2d(3),
-        pre=nn.Linear(3, 4), head=nn.Linear(4, 2),
-    ), images()  # fmt: skip
+        forward,
+        stem=nn.Conv2d(2, 3, 3, bias=False),
+        bn0=nn.BatchNorm2d(3),
+        expand=nn.Conv2d(3, 5, 1, bias=False),
+        bn1=nn.BatchNorm2d(5),
+        depthwise=nn.Conv2d(5, 5, 3, padding=1, groups=5, bias=False),
+        bn2=nn.BatchNorm2d(5),
+        down=nn.Conv2d(5, 2, 1),
+        up=nn.Conv2d(2, 5, 1),
+        project=nn.Conv2d(5, 3, 1, bias=False),
+        bn3=nn.BatchNorm2d(3),
+        pre=nn.Linear(3, 4),
+        head=nn.Linear(4, 2),
+    ), images()
 
 
 @case
@@ -199,10 +266,16 @@ def convnext() -> Any:
         return self.head(self.norm2(x.mean((2, 3))))
 
     return Calls(
-        forward, stem=nn.Conv2d(2, 4, 2, stride=2), depthwise=nn.Conv2d(4, 4, 3, padding=1, groups=4), norm=nn.LayerNorm(4),
-        up=nn.Linear(4, 6), down=nn.Linear(6, 4), layer_scale=nn.Parameter(torch.randn(4)), norm2=nn.LayerNorm(4),
+        forward,
+        stem=nn.Conv2d(2, 4, 2, stride=2),
+        depthwise=nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        norm=nn.LayerNorm(4),
+        up=nn.Linear(4, 6),
+        down=nn.Linear(6, 4),
+        layer_scale=nn.Parameter(torch.randn(4)),
+        norm2=nn.LayerNorm(4),
         head=nn.Linear(4, 2),
-    ), images()  # fmt: skip
+    ), images()
 
 
 class SelfAttention(nn.Module):
@@ -216,7 +289,12 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n, tokens, width = x.shape
-        q, k, v = self.qkv(x).reshape(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(n, tokens, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v)
         return self.proj(mixed.transpose(1, 2).reshape(n, tokens, width))
 
@@ -231,10 +309,18 @@ def vit() -> Any:
         return self.head(self.norm3(x)[:, 0])
 
     return Calls(
-        forward, patches=nn.Conv2d(2, 4, 4, stride=4), token=nn.Parameter(torch.randn(1, 1, 4)),
-        positions=nn.Parameter(torch.randn(1, 5, 4)), norm1=nn.LayerNorm(4), attention=SelfAttention(), norm2=nn.LayerNorm(4),
-        up=nn.Linear(4, 6), down=nn.Linear(6, 4), norm3=nn.LayerNorm(4), head=nn.Linear(4, 2),
-    ), images()  # fmt: skip
+        forward,
+        patches=nn.Conv2d(2, 4, 4, stride=4),
+        token=nn.Parameter(torch.randn(1, 1, 4)),
+        positions=nn.Parameter(torch.randn(1, 5, 4)),
+        norm1=nn.LayerNorm(4),
+        attention=SelfAttention(),
+        norm2=nn.LayerNorm(4),
+        up=nn.Linear(4, 6),
+        down=nn.Linear(6, 4),
+        norm3=nn.LayerNorm(4),
+        head=nn.Linear(4, 2),
+    ), images()
 
 
 @case
@@ -246,10 +332,15 @@ def unet() -> Any:
         return self.leave(F.relu(self.bn2(self.merge(torch.cat([top, up], 1)))))
 
     return Calls(
-        forward, enter=nn.Conv2d(2, 3, 3, padding=1), bn1=nn.BatchNorm2d(3), deep=nn.Conv2d(3, 4, 3, padding=1),
-        up=nn.ConvTranspose2d(4, 3, 2, stride=2), merge=nn.Conv2d(6, 3, 3, padding=1, bias=False), bn2=nn.BatchNorm2d(3),
+        forward,
+        enter=nn.Conv2d(2, 3, 3, padding=1),
+        bn1=nn.BatchNorm2d(3),
+        deep=nn.Conv2d(3, 4, 3, padding=1),
+        up=nn.ConvTranspose2d(4, 3, 2, stride=2),
+        merge=nn.Conv2d(6, 3, 3, padding=1, bias=False),
+        bn2=nn.BatchNorm2d(3),
         leave=nn.Conv2d(3, 1, 1),
-    ), images()  # fmt: skip
+    ), images()
 
 
 class RMSNorm(nn.Module):
@@ -292,7 +383,9 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         n, tokens, width = x.shape
         h = self.norm1(x)
-        q, k, v = (p(h).view(n, tokens, -1, self.size).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (
+            p(h).view(n, tokens, -1, self.size).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
         q, k = rotate(q, tokens, self.size), rotate(k, tokens, self.size)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o(mixed.transpose(1, 2).reshape(n, tokens, width))
@@ -302,7 +395,9 @@ class LlamaBlock(nn.Module):
 
 @case
 def llama() -> Any:
-    return nn.Sequential(nn.Embedding(11, 8), LlamaBlock(), RMSNorm(8), nn.Linear(8, 3, bias=False)), torch.randint(0, 11, (3, 5))
+    return nn.Sequential(
+        nn.Embedding(11, 8), LlamaBlock(), RMSNorm(8), nn.Linear(8, 3, bias=False)
+    ), torch.randint(0, 11, (3, 5))
 
 
 @case
@@ -311,12 +406,20 @@ def conv_1d_and_3d() -> Any:
         x = F.relu(self.a(x)).unflatten(2, (2, 3, 2))
         return self.c(F.relu(self.b(x)).flatten(1))
 
-    return Calls(forward, a=nn.Conv1d(2, 3, 1), b=nn.Conv3d(3, 4, 2), c=nn.Linear(8, 2)), torch.randn(4, 2, 12)
+    return Calls(
+        forward, a=nn.Conv1d(2, 3, 1), b=nn.Conv3d(3, 4, 2), c=nn.Linear(8, 2)
+    ), torch.randn(4, 2, 12)
 
 
 @case
 def transposed_grouped() -> Any:
-    layers = [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 6, 2, groups=2), nn.ReLU(), nn.ConvTranspose1d(6, 2, 1)]
+    layers = [
+        nn.Conv2d(2, 4, 3),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4, 6, 2, groups=2),
+        nn.ReLU(),
+        nn.ConvTranspose1d(6, 2, 1),
+    ]
     model = nn.Sequential(*layers[:4], nn.Flatten(2), layers[4])
     return model, images(size=4)
 
@@ -324,18 +427,29 @@ def transposed_grouped() -> Any:
 @case
 def pixel_shuffle() -> Any:
     return nn.Sequential(
-        nn.Conv2d(2, 8, 3), nn.ReLU(), nn.PixelShuffle(2), nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 1, 1)
+        nn.Conv2d(2, 8, 3),
+        nn.ReLU(),
+        nn.PixelShuffle(2),
+        nn.Conv2d(2, 3, 3),
+        nn.ReLU(),
+        nn.Conv2d(3, 1, 1),
     ), images()
 
 
 @case
 def spellings_of_relu() -> Any:
     def forward(self: Any, x: Tensor) -> Tensor:
-        for layer, relu in ((self.a, torch.relu), (self.b, lambda h: h.relu_()), (self.c, lambda h: h.clamp(min=0))):
+        for layer, relu in (
+            (self.a, torch.relu),
+            (self.b, lambda h: h.relu_()),
+            (self.c, lambda h: h.clamp(min=0)),
+        ):
             x = relu(layer(x))
         return self.d(x)
 
-    return Calls(forward, a=nn.Linear(3, 3), b=nn.Linear(3, 4), c=nn.Linear(4, 3), d=nn.Linear(3, 2)), torch.randn(6, 3)
+    return Calls(
+        forward, a=nn.Linear(3, 3), b=nn.Linear(3, 4), c=nn.Linear(4, 3), d=nn.Linear(3, 2)
+    ), torch.randn(6, 3)
 
 
 @case
@@ -345,9 +459,13 @@ def bare_parameters() -> Any:
         return F.linear(h, self.v.t()) @ self.u.view(2, 2)
 
     return Calls(
-        forward, w=nn.Parameter(torch.randn(3, 4)), b=nn.Parameter(torch.randn(4)), scale=nn.Parameter(torch.randn(4)),
-        v=nn.Parameter(torch.randn(4, 2)), u=nn.Parameter(torch.randn(4)),
-    ), torch.randn(6, 3)  # fmt: skip
+        forward,
+        w=nn.Parameter(torch.randn(3, 4)),
+        b=nn.Parameter(torch.randn(4)),
+        scale=nn.Parameter(torch.randn(4)),
+        v=nn.Parameter(torch.randn(4, 2)),
+        u=nn.Parameter(torch.randn(4)),
+    ), torch.randn(6, 3)
 
 
 @case
@@ -355,7 +473,9 @@ def product_of_branches() -> Any:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.c(F.relu(self.a(x)) * F.relu(self.b(x)))
 
-    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2)), torch.randn(6, 3)
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2)), torch.randn(
+        6, 3
+    )
 
 
 @case
@@ -364,7 +484,9 @@ def square() -> Any:
         h = F.relu(self.a(x))
         return self.b(h * h) + self.c(h**3)
 
-    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=nn.Linear(4, 2)), torch.randn(6, 3)
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=nn.Linear(4, 2)), torch.randn(
+        6, 3
+    )
 
 
 @case
@@ -372,7 +494,9 @@ def used_twice() -> Any:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.out(F.relu(self.shared(F.relu(self.shared(x)))))
 
-    return Calls(forward, shared=nn.Linear(3, 3, bias=False), out=nn.Linear(3, 2, bias=False)), torch.randn(6, 3)
+    return Calls(
+        forward, shared=nn.Linear(3, 3, bias=False), out=nn.Linear(3, 2, bias=False)
+    ), torch.randn(6, 3)
 
 
 @case
@@ -399,12 +523,21 @@ def tied_embedding() -> Any:
         h = F.relu(self.a(self.embedding(tokens)))
         return F.linear(self.b(h), self.embedding.weight)
 
-    return Calls(forward, embedding=nn.Embedding(7, 3), a=nn.Linear(3, 4), b=nn.Linear(4, 3)), torch.randint(0, 7, (5, 4))
+    return Calls(
+        forward, embedding=nn.Embedding(7, 3), a=nn.Linear(3, 4), b=nn.Linear(4, 3)
+    ), torch.randint(0, 7, (5, 4))
 
 
 @case
 def group_and_instance_norm() -> Any:
-    layers = [nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.InstanceNorm2d(3, affine=True), nn.ReLU()]
+    layers = [
+        nn.Conv2d(2, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 3),
+        nn.InstanceNorm2d(3, affine=True),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.Conv2d(3, 2, 1)), images()
 
 
@@ -417,12 +550,16 @@ def tracked_instance_norm() -> Any:
 @case
 def norms_without_parts() -> Any:
     layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Conv2d(4, 3, 3)]
-    return nn.Sequential(*layers, nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU(), nn.Conv2d(3, 2, 1)), images()
+    return nn.Sequential(
+        *layers, nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU(), nn.Conv2d(3, 2, 1)
+    ), images()
 
 
 @case
 def rms_norm_module() -> Any:
-    return nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(6, 3)
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)
+    ), torch.randn(6, 3)
 
 
 @case
@@ -440,7 +577,9 @@ def batched_experts() -> Any:
         h = F.relu(torch.einsum("nd,edh->enh", x, self.up))
         return torch.bmm(h, self.down).sum(0)
 
-    return Calls(forward, up=nn.Parameter(torch.randn(2, 3, 4)), down=nn.Parameter(torch.randn(2, 4, 2))), torch.randn(6, 3)
+    return Calls(
+        forward, up=nn.Parameter(torch.randn(2, 3, 4)), down=nn.Parameter(torch.randn(2, 4, 2))
+    ), torch.randn(6, 3)
 
 
 @case
@@ -459,7 +598,9 @@ def packed_attention() -> Any:
         mixed, _ = self.attention(x, y, y, need_weights=False)
         return self.out(F.relu(mixed))
 
-    return Calls(forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), out=nn.Linear(4, 2)), (
+    return Calls(
+        forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), out=nn.Linear(4, 2)
+    ), (
         torch.randn(3, 4, 4),
         torch.randn(3, 5, 4),
     )
@@ -472,7 +613,9 @@ def self_edge() -> Any:
         h = h + F.relu(self.b(h))
         return self.c(h)
 
-    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 2)), torch.randn(6, 3)
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 2)), torch.randn(
+        6, 3
+    )
 
 
 @case
@@ -485,7 +628,13 @@ def slice_assignment() -> Any:
         z[:, 2:].add_(F.relu(self.b(x)))
         return self.c(z) + self.d(first) + self.e(h[:, :2])
 
-    parts = {"a": nn.Linear(3, 4), "b": nn.Linear(3, 2), "c": nn.Linear(4, 2), "d": nn.Linear(2, 2), "e": nn.Linear(2, 2)}
+    parts = {
+        "a": nn.Linear(3, 4),
+        "b": nn.Linear(3, 2),
+        "c": nn.Linear(4, 2),
+        "d": nn.Linear(2, 2),
+        "e": nn.Linear(2, 2),
+    }
     return Calls(forward, **parts), torch.randn(6, 3)
 
 
@@ -563,15 +712,26 @@ def assignments_by_index() -> Any:
         return self.b(rows) + self.c(columns) + self.d(copied)
 
     heads = {name: nn.Linear(4, 2) for name in "bcd"}
-    return Calls(forward, a=nn.Linear(3, 4), **heads), (torch.randn(5, 3), torch.tensor([4, 2, 0, 1, 3]))
+    return Calls(forward, a=nn.Linear(3, 4), **heads), (
+        torch.randn(5, 3),
+        torch.tensor([4, 2, 0, 1, 3]),
+    )
 
 
 @case
 def weight_normed() -> Any:
     norm = nn.utils.parametrizations.weight_norm
     first, second = norm(nn.Conv2d(2, 4, 3)), norm(nn.Conv2d(4, 4, 3, groups=2))
-    head = [nn.Flatten(), norm(nn.Linear(16, 3)), nn.ReLU(), norm(nn.Linear(3, 3), dim=1), nn.ReLU()]
-    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(2), *head, nn.Linear(3, 2))
+    head = [
+        nn.Flatten(),
+        norm(nn.Linear(16, 3)),
+        nn.ReLU(),
+        norm(nn.Linear(3, 3), dim=1),
+        nn.ReLU(),
+    ]
+    model = nn.Sequential(
+        first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(2), *head, nn.Linear(3, 2)
+    )
     return model, images()
 
 
@@ -596,7 +756,10 @@ def embedding_bags() -> Any:
 
     bags = {mode: nn.EmbeddingBag(7, 3, mode=mode) for mode in ("sum", "mean", "max")}
     heads = {name: nn.Linear(3, 2) for name in "abc"}
-    return Calls(forward, w=nn.Linear(3, 4), **bags, **heads), (torch.randint(0, 7, (5, 4)), torch.randn(5, 3))
+    return Calls(forward, w=nn.Linear(3, 4), **bags, **heads), (
+        torch.randint(0, 7, (5, 4)),
+        torch.randn(5, 3),
+    )
 
 
 @case
@@ -619,5 +782,10 @@ def products_of_inputs() -> Any:
 
     matrices = {"u": (4, 2), "v": (2, 3), "w": (2, 3)}
     parts = {name: nn.Parameter(torch.randn(shape)) for name, shape in matrices.items()}
-    layers = {"a": nn.Linear(3, 4), "gate": nn.Linear(3, 6), "pairs": nn.Bilinear(4, 3, 3), "b": nn.Linear(3, 2)}
+    layers = {
+        "a": nn.Linear(3, 4),
+        "gate": nn.Linear(3, 6),
+        "pairs": nn.Bilinear(4, 3, 3),
+        "b": nn.Linear(3, 2),
+    }
     return Calls(forward, **layers, **parts), torch.randn(6, 3)

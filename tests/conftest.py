@@ -8,11 +8,14 @@ from hypothesis import HealthCheck, settings
 
 from . import torchvision_operators  # noqa: F401  before anything imports torchvision
 
-settings.register_profile("pathcond", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.register_profile(
+    "pathcond", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 settings.load_profile("pathcond")
 
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # workers that fight for cores are many times slower
+# workers that fight for cores are many times slower
+torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
 @pytest.fixture(autouse=True)
@@ -23,5 +26,7 @@ def _seeded() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked ``cuda`` exist only where there is a GPU."""
     if not torch.cuda.is_available():
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("cuda")])
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("cuda")]
+        )
         items[:] = [item for item in items if not item.get_closest_marker("cuda")]

@@ -1,4 +1,6 @@
-"""Random small networks: chains, skips, concatenations, groups, shared weights, gates, norms, constants; tiny ones by paths."""
+"""Random small networks: chains, skips, concatenations, groups, shared weights, gates, norms,
+constants; tiny ones by paths.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ HOMOGENEOUS = {
     "flip": lambda h: h.flip(1),
     "roll": lambda h: h.roll(1, 1),
     "transpose": lambda h: h.transpose(2, 3),
-    "shuffle": lambda h: h.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) if h.shape[1] % 2 == 0 else h,
+    "shuffle": lambda h: (
+        h.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) if h.shape[1] % 2 == 0 else h
+    ),
 }
 PINNING = {
     "sigmoid": torch.sigmoid,
@@ -42,7 +46,9 @@ class Step:
 
 
 class RandomNet(nn.Module):
-    """Executes steps; tensors are (N, C, 3, 3) throughout, and the last one goes through a linear head."""
+    """Executes steps; tensors are (N, C, 3, 3) throughout, and the last one goes through a linear
+    head.
+    """
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         super().__init__()
@@ -50,7 +56,9 @@ class RandomNet(nn.Module):
         self.layers = nn.ModuleDict()
         widths = [INPUT_CHANNELS]
         for i, step in enumerate(steps):
-            widths.append(self._build(str(i), step, [widths[-1 - s % len(widths)] for s in step.sources]))
+            widths.append(
+                self._build(str(i), step, [widths[-1 - s % len(widths)] for s in step.sources])
+            )
         self.head = nn.Linear(widths[-1], 2)
 
     def _build(self, key: str, step: Step, widths: list[int]) -> int:
@@ -58,17 +66,24 @@ class RandomNet(nn.Module):
         if step.kind == "conv":
             groups = step.option["groups"] if width % step.option["groups"] == 0 else 1
             out = step.width * groups
-            self.layers[key] = nn.Conv2d(width, out, 3, padding=1, groups=groups, bias=step.option["bias"])
+            self.layers[key] = nn.Conv2d(
+                width, out, 3, padding=1, groups=groups, bias=step.option["bias"]
+            )
             return out
         if step.kind == "norm":
-            norms = {"batch": nn.BatchNorm2d(width), "bare": nn.BatchNorm2d(width, affine=False), "group": nn.GroupNorm(1, width)}
+            norms = {
+                "batch": nn.BatchNorm2d(width),
+                "bare": nn.BatchNorm2d(width, affine=False),
+                "group": nn.GroupNorm(1, width),
+            }
             self.layers[key] = norms[step.option]
         elif step.kind == "gain":
             self.layers[key] = nn.ParameterList([nn.Parameter(torch.randn(width, 1, 1))])
         elif step.kind == "shared":
             self.layers[key] = nn.Conv2d(width, width, 1, bias=step.option)
         elif step.kind in ("add", "mul"):
-            self.layers[key] = nn.Conv2d(widths[1], width, 1)  # brings the second operand to the width of the first
+            # brings the second operand to the width of the first
+            self.layers[key] = nn.Conv2d(widths[1], width, 1)
         elif step.kind == "cat":
             return widths[0] + widths[1]
         elif step.kind == "slice":
@@ -111,7 +126,9 @@ def _steps() -> st.SearchStrategy[Step]:
         st.builds(Step, st.just("conv"), one, st.integers(1, 3), conv),
         st.builds(Step, st.just("apply"), one, option=st.sampled_from(sorted(HOMOGENEOUS))),
         st.builds(Step, st.just("apply"), one, option=st.sampled_from(sorted(PINNING))),
-        st.builds(Step, st.just("norm"), one, option=st.sampled_from(["batch", "batch", "bare", "group"])),
+        st.builds(
+            Step, st.just("norm"), one, option=st.sampled_from(["batch", "batch", "bare", "group"])
+        ),
         st.builds(Step, st.just("shared"), one, option=st.booleans()),
         st.builds(Step, st.sampled_from(["add", "mul", "cat"]), two),
         st.builds(Step, st.sampled_from(["gain", "slice", "skip"]), one),
@@ -128,9 +145,11 @@ ACTIVATIONS = {"relu": nn.ReLU(), "inplace": nn.ReLU(inplace=True), "leaky": nn.
 
 
 class PathNet(nn.Module):
-    """One sample through a few layers, then a linear head on the last tensor; steps that would exceed MOST_PATHS are left out.
+    """One sample through a few layers, then a linear head on the last tensor; steps that would
+    exceed MOST_PATHS are left out.
 
-    Tensors are (1, C) or, in front of a flatten, (1, C, H, W). "add" and "cat" reach back to any earlier tensor that fits.
+    Tensors are (1, C) or, in front of a flatten, (1, C, H, W). "add" and "cat" reach back to any
+    earlier tensor that fits.
     """
 
     def __init__(self, shape: tuple[int, ...], steps: tuple[Step, ...], head_bias: bool) -> None:
@@ -156,16 +175,36 @@ class PathNet(nn.Module):
         if step.kind == "layer":
             groups = option["groups"] if width % option["groups"] == 0 else 1
             kernel, padding = min(option["kernel"], *made[-1].shape[2:]), option["padding"] % 2
-            return nn.Conv2d(width, step.width * groups, kernel, option["stride"], padding, groups=groups, bias=option["bias"])
+            return nn.Conv2d(
+                width,
+                step.width * groups,
+                kernel,
+                option["stride"],
+                padding,
+                groups=groups,
+                bias=option["bias"],
+            )
         if step.kind == "pool" and is_image:
             kernel = min(option["kernel"], *made[-1].shape[2:])
             padding, ceil = option["padding"] % (kernel // 2 + 1), option["ceil"]
             if option["max"]:
                 return nn.MaxPool2d(kernel, option["stride"], padding, ceil_mode=ceil)
-            return nn.AvgPool2d(kernel, option["stride"], padding, ceil_mode=ceil, count_include_pad=option["include"])
+            return nn.AvgPool2d(
+                kernel,
+                option["stride"],
+                padding,
+                ceil_mode=ceil,
+                count_include_pad=option["include"],
+            )
         if step.kind == "norm":
             return nn.BatchNorm2d(width) if is_image else nn.BatchNorm1d(width)
-        return ACTIVATIONS[option] if step.kind == "activation" else nn.Flatten() if step.kind == "flatten" else nn.Identity()
+        return (
+            ACTIVATIONS[option]
+            if step.kind == "activation"
+            else nn.Flatten()
+            if step.kind == "flatten"
+            else nn.Identity()
+        )
 
     def _paths(self, step: Step, layer: nn.Module, made: list[Tensor], paths: list[int]) -> int:
         n = paths[-1]
@@ -181,7 +220,11 @@ class PathNet(nn.Module):
         """The tensor that "add" or "cat" joins with the last one: one of those that fit."""
         axis = 2 if step.kind == "cat" else 1
         h = made[-1]
-        fits = [i for i, other in enumerate(made) if other.dim() == h.dim() and other.shape[axis:] == h.shape[axis:]]
+        fits = [
+            i
+            for i, other in enumerate(made)
+            if other.dim() == h.dim() and other.shape[axis:] == h.shape[axis:]
+        ]
         return fits[step.sources[0] % len(fits)]
 
     def _apply_step(self, step: Step, layer: nn.Module, made: list[Tensor]) -> Tensor:
@@ -203,7 +246,9 @@ def _path_steps() -> st.SearchStrategy[Step]:
     none, bools = st.just((0,)), st.booleans()
     sizes = {"kernel": st.integers(1, 3), "stride": st.integers(1, 2), "padding": st.integers(0, 1)}
     layer = st.fixed_dictionaries({**sizes, "groups": st.sampled_from([1, 1, 2]), "bias": bools})
-    pool = st.fixed_dictionaries({**sizes, "kernel": st.integers(2, 3), "ceil": bools, "include": bools, "max": bools})
+    pool = st.fixed_dictionaries(
+        {**sizes, "kernel": st.integers(2, 3), "ceil": bools, "include": bools, "max": bools}
+    )
     return st.one_of(
         st.builds(Step, st.just("layer"), none, st.integers(1, 3), layer),
         st.builds(Step, st.just("layer"), none, st.integers(1, 3), layer),
@@ -217,7 +262,8 @@ def _path_steps() -> st.SearchStrategy[Step]:
 
 @st.composite
 def path_networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
-    """A network whose paths ``reference.enumerate_paths`` can list, below MOST_PATHS, and one sample; float64, eval mode.
+    """A network whose paths ``reference.enumerate_paths`` can list, below MOST_PATHS, and one
+    sample; float64, eval mode.
 
     Statistics, gains and biases are random, and none is zero.
     """

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from pathcond.cli import app
-from pathcond.experiments import FIGURES
-from pathcond.targets import load_target
+from pathcond.cli.commands import app
+from pathcond.cli.targets import load_target
+from pathcond_paper import FIGURES
 
 FACTORIES = """
 import torch
@@ -120,19 +120,24 @@ def test_nothing_to_rescale_and_the_approximate_switch(file: str) -> None:
 
 
 def test_normalization_is_passed_on() -> None:
-    code, out, _ = run("torchvision:resnet18", "--input", "2x3x64x64", "--normalization", "gain", "--json")
+    code, out, _ = run(
+        "torchvision:resnet18", "--input", "2x3x64x64", "--normalization", "gain", "--json"
+    )
     assert code == 0
     assert json.loads(out)["normalization"] == "gain"
     assert json.loads(out)["num_units"] == 2880
 
 
-@pytest.mark.parametrize(("target", "message"), [
-    ("resnet18", "is no target"),
-    ("torchvision:resnet19", "Did you mean 'resnet1"),
-    ("timm:resnet_fifty", "timm has no model"),
-    ("no.such.module:build", "cannot be imported"),
-    ("missing.py:build", "There is no file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("resnet18", "is no target"),
+        ("torchvision:resnet19", "Did you mean 'resnet1"),
+        ("timm:resnet_fifty", "timm has no model"),
+        ("no.such.module:build", "cannot be imported"),
+        ("missing.py:build", "There is no file"),
+    ],
+)
 def test_wrong_targets(target: str, message: str) -> None:
     code, out, err = run(target)
     assert (code, out) == (2, "")
@@ -140,22 +145,34 @@ def test_wrong_targets(target: str, message: str) -> None:
 
 
 def test_wrong_factories(file: str) -> None:
-    for name, message in (("mpl", "Did you mean 'mlp'?"), ("number", "returned int"), ("mlp", "--input")):
+    for name, message in (
+        ("mpl", "Did you mean 'mlp'?"),
+        ("number", "returned int"),
+        ("mlp", "--input"),
+    ):
         code, _, err = run(f"{file}:{name}")
         assert code == 2
         assert message in err
     assert run(f"{file}:mlp", "--input", "5y3")[0] == 2
 
 
-@pytest.mark.parametrize(("name", "parts"), [
-    ("failing", ("ZeroDivisionError: division by zero", "factories.py:", "`return 1 / width`")),
-    ("inside_torch", ("RuntimeError", "factories.py:", "`return torch.zeros(2, 3) @ torch.zeros(2, 3)`")),
-    ("exiting", ("SystemExit: usage: train.py", "factories.py:")),
-    ("sized", ("needs arguments (width)",)),
-    ("model", ("is a model, not a function",)),
-    ("nn", ("is a Python module, not a function",)),
-])  # fmt: skip
-def test_errors_in_a_factory_are_shown_in_one_line(file: str, name: str, parts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("failing", ("ZeroDivisionError: division by zero", "factories.py:", "`return 1 / width`")),
+        (
+            "inside_torch",
+            ("RuntimeError", "factories.py:", "`return torch.zeros(2, 3) @ torch.zeros(2, 3)`"),
+        ),
+        ("exiting", ("SystemExit: usage: train.py", "factories.py:")),
+        ("sized", ("needs arguments (width)",)),
+        ("model", ("is a model, not a function",)),
+        ("nn", ("is a Python module, not a function",)),
+    ],
+)
+def test_errors_in_a_factory_are_shown_in_one_line(
+    file: str, name: str, parts: tuple[str, ...]
+) -> None:
     code, out, err = run(f"{file}:{name}")
     assert (code, out) == (2, "")
     assert err.startswith("Error: ")
@@ -164,12 +181,20 @@ def test_errors_in_a_factory_are_shown_in_one_line(file: str, name: str, parts: 
         assert part in err
 
 
-@pytest.mark.parametrize(("text", "parts"), [
-    ("x = 1\ndef make(:\n    pass\n", ("SyntaxError", ":2 `def make(:`")),
-    ("import json\nimport no_such_package\n", ("ModuleNotFoundError", "no_such_package", ":2 `import no_such_package`")),
-    ("\nraise OSError('no data')\n", ("OSError: no data", ":2 `raise")),
-])  # fmt: skip
-def test_errors_in_a_file_are_shown_in_one_line(text: str, parts: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("x = 1\ndef make(:\n    pass\n", ("SyntaxError", ":2 `def make(:`")),
+        (
+            "import json\nimport no_such_package\n",
+            ("ModuleNotFoundError", "no_such_package", ":2 `import no_such_package`"),
+        ),
+        ("\nraise OSError('no data')\n", ("OSError: no data", ":2 `raise")),
+    ],
+)
+def test_errors_in_a_file_are_shown_in_one_line(
+    text: str, parts: tuple[str, ...], tmp_path: Path
+) -> None:
     path = tmp_path / "theirs.py"
     path.write_text(text)
     code, out, err = run(f"{path}:make")
@@ -179,7 +204,9 @@ def test_errors_in_a_file_are_shown_in_one_line(text: str, parts: tuple[str, ...
         assert part in err
 
 
-def test_errors_in_an_installed_module_are_shown_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_an_installed_module_are_shown_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "their_package.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     code, out, err = run("their_package:make")
@@ -198,7 +225,9 @@ def test_weights_that_are_not_finite_are_named(file: str) -> None:
     code, out, _ = run(f"{file}:broken")
     assert code == 0
     assert "0.weight (4, 3) has NaN or infinite values" in out
-    assert json.loads(run(f"{file}:broken", "--json")[1])["unusable_weights"][0].startswith("0.weight (4, 3) has NaN")
+    assert json.loads(run(f"{file}:broken", "--json")[1])["unusable_weights"][0].startswith(
+        "0.weight (4, 3) has NaN"
+    )
     assert json.loads(run(f"{file}:with_inputs", "--json")[1])["unusable_weights"] == []
     code, out, _ = run(f"{file}:broken", "--paths")
     assert code == 0
@@ -224,8 +253,15 @@ def test_reproduce(tmp_path: Path) -> None:
 
 def test_reproduce_lists_what_there_is() -> None:
     result = CliRunner().invoke(app, ["reproduce", "--list"])
-    assert (result.exit_code, [line.split()[0] for line in result.stdout.splitlines()]) == (0, list(FIGURES))
-    for arguments, message in ((["figure99"], "no 'figure99'"), ([], "Say what to reproduce"), (["mlp"], "mean 'mlp-depth'?")):
+    assert (result.exit_code, [line.split()[0] for line in result.stdout.splitlines()]) == (
+        0,
+        list(FIGURES),
+    )
+    for arguments, message in (
+        (["figure99"], "no 'figure99'"),
+        ([], "Say what to reproduce"),
+        (["mlp"], "mean 'mlp-depth'?"),
+    ):
         result = CliRunner().invoke(app, ["reproduce", *arguments])
         assert (result.exit_code, result.stdout) == (2, "")
         assert message in result.stderr
@@ -241,7 +277,8 @@ from torch import nn
 
 def net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(16, 3)
+    layers = [nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)]
+    return nn.Sequential(*layers), torch.randn(16, 3)
 
 class Tied(nn.Module):
     def __init__(self):
@@ -268,22 +305,39 @@ def smooth():
     @staticmethod
     def run(*arguments: object) -> tuple[int, str, str]:
         result = CliRunner().invoke(app, ["condition", *map(str, arguments)])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert result.exception is None or isinstance(result.exception, SystemExit), (
+            result.exception
+        )
         return result.exit_code, result.stdout, result.stderr
 
     @staticmethod
-    def checkpoint(path: Path, target: str, factory: str = "net", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    def checkpoint(
+        path: Path, target: str, factory: str = "net", dtype: torch.dtype = torch.float32
+    ) -> torch.nn.Module:
         model = load_target(f"{target}:{factory}")[0].to(dtype)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        save_file({k: v.clone() for k, v in model.state_dict().items()}, path, metadata={"epoch": "7"})
+        save_file(
+            {k: v.clone() for k, v in model.state_dict().items()}, path, metadata={"epoch": "7"}
+        )
         return model
 
     def test_the_function_of_the_checkpoint_is_kept(self, target: str, tmp_path: Path) -> None:
-        before, out = self.checkpoint(tmp_path / "in.safetensors", target).eval(), tmp_path / "out.safetensors"
+        before, out = (
+            self.checkpoint(tmp_path / "in.safetensors", target).eval(),
+            tmp_path / "out.safetensors",
+        )
         page = tmp_path / "report.html"
-        code, text, err = self.run(f"{target}:net", "--checkpoint", tmp_path / "in.safetensors", "--out", out, "--report", page)
+        code, text, err = self.run(
+            f"{target}:net",
+            "--checkpoint",
+            tmp_path / "in.safetensors",
+            "--out",
+            out,
+            "--report",
+            page,
+        )
         assert code == 0, err
         assert "conditioned" in text
         assert "conditioned" in page.read_text(encoding="utf-8")
@@ -294,25 +348,47 @@ def smooth():
         assert not torch.equal(after[0].weight, before[0].weight)
         with safe_open(out, "pt") as file:
             assert file.metadata()["epoch"] == "7"
-        assert sorted(p.name for p in tmp_path.iterdir() if "safetensors" in p.name) == ["in.safetensors", "out.safetensors"]
+        assert sorted(p.name for p in tmp_path.iterdir() if "safetensors" in p.name) == [
+            "in.safetensors",
+            "out.safetensors",
+        ]
 
     def test_types_and_tied_names_of_the_file_are_kept(self, target: str, tmp_path: Path) -> None:
         self.checkpoint(tmp_path / "in.safetensors", target, "tied", torch.float64)
-        code, _, err = self.run(f"{target}:tied", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "o.safetensors")
+        code, _, err = self.run(
+            f"{target}:tied",
+            "--checkpoint",
+            tmp_path / "in.safetensors",
+            "--out",
+            tmp_path / "o.safetensors",
+        )
         assert code == 0, err
-        kept, written = load_file(tmp_path / "in.safetensors"), load_file(tmp_path / "o.safetensors")
+        kept, written = (
+            load_file(tmp_path / "in.safetensors"),
+            load_file(tmp_path / "o.safetensors"),
+        )
         assert kept.keys() == written.keys()
         assert {v.dtype for v in written.values()} == {torch.float64}
         assert torch.equal(written["a.weight"], written["b.weight"])
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-    def test_statistics_of_a_file_of_another_type_are_loaded(self, target: str, tmp_path: Path, dtype: torch.dtype) -> None:
+    def test_statistics_of_a_file_of_another_type_are_loaded(
+        self, target: str, tmp_path: Path, dtype: torch.dtype
+    ) -> None:
         """Converting a model replaces its buffers: values must go to the new ones."""
         model = load_target(f"{target}:net")[0].to(dtype)
         model[1].running_mean.copy_(torch.arange(8.0))
         model[1].running_var.copy_(torch.arange(8.0) + 2)
-        save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "in.safetensors")
-        code, _, err = self.run(f"{target}:net", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "o.safetensors")
+        save_file(
+            {k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "in.safetensors"
+        )
+        code, _, err = self.run(
+            f"{target}:net",
+            "--checkpoint",
+            tmp_path / "in.safetensors",
+            "--out",
+            tmp_path / "o.safetensors",
+        )
         assert code == 0, err
         after = load_target(f"{target}:net")[0].to(dtype)
         after.load_state_dict(load_file(tmp_path / "o.safetensors"))
@@ -320,8 +396,12 @@ def smooth():
         scale = 1e-2 if dtype == torch.float16 else 1e-9
         torch.testing.assert_close(after.eval()(x), model.eval()(x), rtol=scale, atol=scale)
 
-    def test_without_a_checkpoint_the_targets_own_weights_are_conditioned(self, target: str, tmp_path: Path) -> None:
-        code, text, err = self.run(f"{target}:net", "--out", tmp_path / "o.safetensors", "--json", "--solver", "paper")
+    def test_without_a_checkpoint_the_targets_own_weights_are_conditioned(
+        self, target: str, tmp_path: Path
+    ) -> None:
+        code, text, err = self.run(
+            f"{target}:net", "--out", tmp_path / "o.safetensors", "--json", "--solver", "paper"
+        )
         assert code == 0, err
         assert json.loads(text)["solver"].startswith("CoordinateDescent")
         assert "0.weight" in load_file(tmp_path / "o.safetensors")
@@ -336,11 +416,16 @@ def smooth():
         assert out.read_bytes() != b"precious"
         page = tmp_path / "page.html"
         page.write_text("precious")
-        assert self.run(f"{target}:net", "--out", tmp_path / "new.safetensors", "--report", page)[0] == 2
+        assert (
+            self.run(f"{target}:net", "--out", tmp_path / "new.safetensors", "--report", page)[0]
+            == 2
+        )
         assert not (tmp_path / "new.safetensors").exists()
 
     @pytest.mark.parametrize("linked", [False, True])
-    def test_only_regular_files_are_replaced(self, target: str, tmp_path: Path, linked: bool) -> None:
+    def test_only_regular_files_are_replaced(
+        self, target: str, tmp_path: Path, linked: bool
+    ) -> None:
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
         path = tmp_path / "link" if linked else pipe
@@ -352,7 +437,12 @@ def smooth():
             assert code == 2
             assert "a pipe" in err
         for command in ("demo", "report"):
-            arguments = [command, *([str(tmp_path)] if command == "report" else []), "--out", str(path)]
+            arguments = [
+                command,
+                *([str(tmp_path)] if command == "report" else []),
+                "--out",
+                str(path),
+            ]
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 2
             assert "a pipe" in result.stderr
@@ -360,7 +450,9 @@ def smooth():
         assert not new.exists()
         assert Path(os.devnull).is_char_device()
 
-    def test_a_failed_write_leaves_what_was_there(self, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_write_leaves_what_was_there(
+        self, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def full_disk(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
@@ -379,8 +471,14 @@ def smooth():
         torn.write_bytes(b"\x10\x00")
         misfits = ("(8, 4) in the file", "extra is in the file", "1.bias is in the model")
         unreadable = ("cannot be read",)
-        for file, parts in ((wrong, misfits), (torn, unreadable), (tmp_path / "missing", unreadable)):
-            code, _, err = self.run(f"{target}:net", "--checkpoint", file, "--out", tmp_path / "o.safetensors")
+        for file, parts in (
+            (wrong, misfits),
+            (torn, unreadable),
+            (tmp_path / "missing", unreadable),
+        ):
+            code, _, err = self.run(
+                f"{target}:net", "--checkpoint", file, "--out", tmp_path / "o.safetensors"
+            )
             assert code == 2
             for part in parts:
                 assert part in err
@@ -390,18 +488,34 @@ def smooth():
         values = {k: v.clone() for k, v in load_target(f"{target}:tied")[0].state_dict().items()}
         values["b.weight"] += 1
         save_file(values, tmp_path / "in.safetensors")
-        code, _, err = self.run(f"{target}:tied", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "o.safetensors")
+        code, _, err = self.run(
+            f"{target}:tied",
+            "--checkpoint",
+            tmp_path / "in.safetensors",
+            "--out",
+            tmp_path / "o.safetensors",
+        )
         assert code == 2
         assert "one tensor in the model" in err
 
-    def test_nothing_to_rescale_and_weights_that_are_not_finite(self, target: str, tmp_path: Path) -> None:
+    def test_nothing_to_rescale_and_weights_that_are_not_finite(
+        self, target: str, tmp_path: Path
+    ) -> None:
         code, _, err = self.run(f"{target}:smooth", "--out", tmp_path / "o.safetensors")
         assert code == 1
         assert "was not written" in err
         model = self.checkpoint(tmp_path / "in.safetensors", target)
         model[0].weight.data[0, 0] = math.nan
-        save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "nan.safetensors")
-        code, _, err = self.run(f"{target}:net", "--checkpoint", tmp_path / "nan.safetensors", "--out", tmp_path / "o.safetensors")
+        save_file(
+            {k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "nan.safetensors"
+        )
+        code, _, err = self.run(
+            f"{target}:net",
+            "--checkpoint",
+            tmp_path / "nan.safetensors",
+            "--out",
+            tmp_path / "o.safetensors",
+        )
         assert code in (3, 4)
         assert not (tmp_path / "o.safetensors").exists()
 
@@ -418,7 +532,8 @@ def smooth():
     def test_a_link_is_written_through(self, target: str, tmp_path: Path) -> None:
         real, link = tmp_path / "real.safetensors", tmp_path / "link.safetensors"
         link.symlink_to(real)
-        assert self.run(f"{target}:net", "--out", link)[0] == 2  # a link that leads nowhere is there all the same
+        # a link that leads nowhere is there all the same
+        assert self.run(f"{target}:net", "--out", link)[0] == 2
         assert self.run(f"{target}:net", "--out", link, "--force")[0] == 0
         assert link.is_symlink()
         assert "0.weight" in load_file(real)
@@ -450,14 +565,24 @@ def half():
         )
         assert self.run(f"{target}:extra", "--out", tmp_path / "e.safetensors")[0] == 0
         model = load_target(f"{target}:half")[0].half()
-        save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "in.safetensors")
-        code, _, err = self.run(f"{target}:half", "--checkpoint", tmp_path / "in.safetensors", "--out", tmp_path / "h.safetensors")
+        save_file(
+            {k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "in.safetensors"
+        )
+        code, _, err = self.run(
+            f"{target}:half",
+            "--checkpoint",
+            tmp_path / "in.safetensors",
+            "--out",
+            tmp_path / "h.safetensors",
+        )
         assert code == 0, err
         assert load_file(tmp_path / "h.safetensors")["a.weight"].dtype == torch.float16
 
     def test_wrong_devices_and_folders(self, target: str, tmp_path: Path) -> None:
         assert self.run(f"{target}:net", "--out", tmp_path / "no" / "o.safetensors")[0] == 2
         assert self.run(f"{target}:net", "--out", tmp_path)[0] == 2
-        code, _, err = self.run(f"{target}:net", "--out", tmp_path / "o.safetensors", "--device", "nowhere")
+        code, _, err = self.run(
+            f"{target}:net", "--out", tmp_path / "o.safetensors", "--device", "nowhere"
+        )
         assert code == 2
         assert "nowhere" in err

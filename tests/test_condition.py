@@ -17,13 +17,20 @@ from scipy.optimize import minimize
 from torch import nn
 
 import pathcond
-from pathcond import CoordinateDescent, ENorm, RescalingError, condition_, diag_g, reference
+from pathcond import (
+    CoordinateDescent,
+    ENorm,
+    RescalingError,
+    condition_,
+    diag_g,
+    reference,
+)
+from pathcond.capture.outputs import output_change
 from pathcond.condition import prepare
-from pathcond.data import load
-from pathcond.experiments.architectures import mlp
-from pathcond.outputs import output_change
-from pathcond.problem import Problem
+from pathcond.networks import mlp
 from pathcond.reference import enumerate_paths
+from pathcond.solvers.problem import Problem
+from pathcond_paper.data import load
 
 from .cases import CASES, make, prepared
 from .test_reference import built, generators, parameter_vector
@@ -32,7 +39,9 @@ from .zoo import NORMALIZATIONS, outputs
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, normalization: str) -> None:
+def test_conditioning_keeps_the_function_and_twice_does_nothing(
+    name: str, normalization: str
+) -> None:
     """Statistics are frozen: ``make`` leaves BatchNorms that have tracked batches."""
     model, inputs = make(name)
     captured = prepared(name, normalization)
@@ -50,20 +59,36 @@ def test_conditioning_keeps_the_function_and_twice_does_nothing(name: str, norma
 
 @pytest.mark.parametrize("normalization", ["absorb", "full"])
 def test_scales_in_front_of_a_norm_go_as_far_as_train_outputs_allow(normalization: str) -> None:
-    """Unbounded, the optimum would change the train output by far more than 1 %: the box tightens until it does not."""
+    """Unbounded, the optimum would change the train output by far more than 1 %: the box tightens
+    until it does not.
+    """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30, eps=2e-3), nn.ReLU(), nn.Linear(30, 30),
-                          nn.BatchNorm1d(30, eps=2e-3), nn.ReLU(), nn.Linear(30, 5)).double()  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(20, 30),
+        nn.BatchNorm1d(30, eps=2e-3),
+        nn.ReLU(),
+        nn.Linear(30, 30),
+        nn.BatchNorm1d(30, eps=2e-3),
+        nn.ReLU(),
+        nn.Linear(30, 5),
+    ).double()
     x = torch.randn(64, 20).double()
     free = copy.deepcopy(model)
     symmetry = pathcond.find_symmetry(free, x, normalization=normalization)
     unbounded = pathcond.solve(symmetry, diag_g(free, x))
-    assert pathcond.rescale_(free, symmetry, unbounded.log_scales.clamp(min=-1)).output_change_train > 1e-2
+    assert (
+        pathcond.rescale_(free, symmetry, unbounded.log_scales.clamp(min=-1)).output_change_train
+        > 1e-2
+    )
     report = condition_(model, x, normalization=normalization)
     assert report.output_change_eval < 1e-9
     assert report.output_change_train <= 1e-2
     assert float(report.log_scales.abs().max()) > 1e-4
-    strict = condition_(mlp((8,), inputs=4, batch_norm=True).double(), torch.randn(32, 4).double(), train_tolerance=1e-7)
+    strict = condition_(
+        mlp((8,), inputs=4, batch_norm=True).double(),
+        torch.randn(32, 4).double(),
+        train_tolerance=1e-7,
+    )
     assert strict.output_change_train <= 1e-7
 
 
@@ -75,8 +100,12 @@ def test_a_train_change_that_cannot_be_had_is_refused_and_nothing_changes() -> N
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_the_divergence_decreases_and_stays_near_its_own_optimum(record_property: pytest.RecordProperty) -> None:
-    """D₊ from the full G of enumerated paths: F is its surrogate, so its optimum lowers D₊ without reaching the least."""
+def test_the_divergence_decreases_and_stays_near_its_own_optimum(
+    record_property: pytest.RecordProperty,
+) -> None:
+    """D₊ from the full G of enumerated paths: F is its surrogate, so its optimum lowers D₊ without
+    reaching the least.
+    """
     shares = []
     for seed in range(20):
         torch.manual_seed(seed)
@@ -89,7 +118,8 @@ def test_the_divergence_decreases_and_stays_near_its_own_optimum(record_property
         factors = symmetry.factors(solution.log_scales)
         moves = torch.cat([factors[name].log().reshape(-1) for name, _ in model.named_parameters()])
         u = 2 * torch.linalg.lstsq(K, moves[:, None]).solution[:, 0]
-        torch.testing.assert_close(K @ u / 2, moves, atol=1e-9, rtol=0)  # an admissible rescaling of the reference, too
+        # an admissible rescaling of the reference, too
+        torch.testing.assert_close(K @ u / 2, moves, atol=1e-9, rtol=0)
 
         value = partial(reference.rescaled_divergence, K, theta, g)
         start, reached = value(torch.zeros(6).double()), value(u)
@@ -101,7 +131,9 @@ def test_the_divergence_decreases_and_stays_near_its_own_optimum(record_property
 
 
 def test_a_general_optimiser_finds_no_better_rescaling() -> None:
-    """Adam on log-scales, F computed from diag(G) of the rescaled model itself: nothing of ours but ``rescale_``."""
+    """Adam on log-scales, F computed from diag(G) of the rescaled model itself: nothing of ours but
+    ``rescale_``.
+    """
     model, x = make("resnet")
     symmetry = pathcond.find_symmetry(model, x, normalization="full")
     solution = pathcond.solve(symmetry, diag_g(model, x))
@@ -118,7 +150,9 @@ def test_a_general_optimiser_finds_no_better_rescaling() -> None:
     assert least == pytest.approx(solution.objective_after, rel=1e-9)
     for step in (1e-2, 1e-1, 0.5):
         for _ in range(5):
-            trial = solution.log_scales + step * torch.randn(symmetry.num_units, dtype=torch.float64)
+            trial = solution.log_scales + step * torch.randn(
+                symmetry.num_units, dtype=torch.float64
+            )
             assert criterion(trial) > least
 
 
@@ -138,7 +172,9 @@ def test_units_that_nothing_reaches_and_models_without_units_are_left_alone() ->
 def test_the_papers_computation_for_gelu_is_bounded() -> None:
     """sec. gelu: |u| ≤ 5, by default with approximate=True."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    model = nn.Sequential(
+        nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1)
+    )
     with torch.no_grad():
         model[0].weight.mul_(1e-4)
     report = condition_(model, torch.randn(5, 3), approximate=True, solver=CoordinateDescent())
@@ -159,11 +195,13 @@ def test_types_and_power_of_two_factors(dtype: torch.dtype) -> None:
 def test_the_pace_is_the_change_of_the_trace_of_the_path_kernel(normalization: str) -> None:
     torch.manual_seed(0)
     model, x = mlp((300, 20, 60), inputs=30, batch_norm=True).double(), torch.randn(64, 30).double()
-    calibrate = normalization != "paper"  # which leaves statistics as they are, so that those of the batch are others afterwards
+    # which leaves statistics as they are, so that those of the batch are others afterwards
+    calibrate = normalization != "paper"
     before = sum(float(g.sum()) for g in diag_g(model, x, calibrate=calibrate).values())
     report = condition_(model, x, normalization=normalization, calibrate=calibrate)
     after = sum(float(g.sum()) for g in diag_g(model, x, calibrate=calibrate).values())
-    assert report.pace == pytest.approx(after / before, rel=0.02)  # of large parameters there is a sample
+    # of large parameters there is a sample
+    assert report.pace == pytest.approx(after / before, rel=0.02)
     assert report.to_dict()["pace"] == report.pace
     assert f"× {report.pace:.2g}" in str(report)
 
@@ -178,7 +216,10 @@ def test_a_norm_behind_the_classifier_slows_sgd_down_and_a_larger_learning_rate_
 
     def accuracies(conditioned: bool, at_pace: bool = False) -> float:
         torch.manual_seed(0)
-        model, learning_rate = mlp((128,) * 4, inputs=64, batch_norm=True).append(nn.BatchNorm1d(10)), 1e-3
+        model, learning_rate = (
+            mlp((128,) * 4, inputs=64, batch_norm=True).append(nn.BatchNorm1d(10)),
+            1e-3,
+        )
         if conditioned:
             pace = condition_(model, x[:256]).pace
             assert pace < 0.3
@@ -203,8 +244,10 @@ def test_prepared_models_are_captured_once() -> None:
     model, x = make("batch_norm_mlp")
     other = copy.deepcopy(model)
     prepared = prepare(model, x, normalization="full")
-    torch.testing.assert_close(condition_(model, prepared, normalization="full").log_scales,
-                               condition_(other, x, normalization="full").log_scales)  # fmt: skip
+    torch.testing.assert_close(
+        condition_(model, prepared, normalization="full").log_scales,
+        condition_(other, x, normalization="full").log_scales,
+    )
     with pytest.raises(ValueError, match="prepared with normalization='full'"):
         condition_(model, prepared)
 
@@ -214,10 +257,15 @@ def test_optimizer_state_moves_along() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(x).square().sum().backward()
     optimizer.step()
-    weight, momentum = model[0].weight.detach().clone(), optimizer.state[model[0].weight]["momentum_buffer"].clone()
+    weight, momentum = (
+        model[0].weight.detach().clone(),
+        optimizer.state[model[0].weight]["momentum_buffer"].clone(),
+    )
     condition_(model, x, optimizer=optimizer)
     factor = model[0].weight.detach() / weight
-    torch.testing.assert_close(optimizer.state[model[0].weight]["momentum_buffer"], momentum / factor)
+    torch.testing.assert_close(
+        optimizer.state[model[0].weight]["momentum_buffer"], momentum / factor
+    )
 
 
 def test_the_stages_are_told_as_they_begin() -> None:
@@ -259,13 +307,25 @@ class TestReport:
 
     def test_in_the_terminal(self, report: pathcond.Report) -> None:
         text = str(report)
-        for part in ("criterion", "diag G", "outputs", "seconds", "Pinned", "log λ", 'normalization="absorb"'):
+        for part in (
+            "criterion",
+            "diag G",
+            "outputs",
+            "seconds",
+            "Pinned",
+            "log λ",
+            'normalization="absorb"',
+        ):
             assert part in text
         assert max(len(line) for line in text.splitlines()) < 160
 
     def test_as_data(self, report: pathcond.Report) -> None:
         data = json.loads(json.dumps(report.to_dict()))
-        assert data["num_units"] == len(data["log_scales"]) == sum(row["units"] for row in data["layers"])
+        assert (
+            data["num_units"]
+            == len(data["log_scales"])
+            == sum(row["units"] for row in data["layers"])
+        )
         assert data["objective_after"] < data["objective_before"]
         assert data["seconds"].keys() == {"symmetry", "energy", "solve", "rescale"}
         assert data["pinned"][0].keys() >= {"reason", "operation", "module", "line"}
@@ -273,11 +333,20 @@ class TestReport:
     def test_as_a_page(self, report: pathcond.Report, tmp_path: Path) -> None:
         path = report.to_html(tmp_path / "report.html")
         page = path.read_text(encoding="utf-8")
-        assert not re.search(r"(src|href)=|<script|url\(|@import", page), "the page must load nothing"
+        assert not re.search(r"(src|href)=|<script|url\(|@import", page), (
+            "the page must load nothing"
+        )
         tags = Tags()
         tags.feed(page)
         assert not tags.open
-        for part in ("Log-scales by layer", "diag(G), before and after", "Pinned", "Seconds", "eval mode", "train mode"):
+        for part in (
+            "Log-scales by layer",
+            "diag(G), before and after",
+            "Pinned",
+            "Seconds",
+            "eval mode",
+            "train mode",
+        ):
             assert part in tags.text
         for group in report.groups:
             assert group.name in tags.text
@@ -291,7 +360,11 @@ class TestReport:
         model.add_module("<i>", nn.Linear(2, 3))
         model.add_module("relu", nn.ReLU())
         model.add_module("out", nn.Linear(3, 1))
-        page = condition_(model, torch.randn(4, 2)).to_html(tmp_path / "odd.html").read_text(encoding="utf-8")
+        page = (
+            condition_(model, torch.randn(4, 2))
+            .to_html(tmp_path / "odd.html")
+            .read_text(encoding="utf-8")
+        )
         assert "<b>Odd" not in page
         assert "<i>" not in page
         assert "&lt;b&gt;Odd" in page
@@ -302,7 +375,9 @@ class TestReport:
         g = diag_g(model, x)
         for sample in report.diagonal:
             expected = g[sample.name].flatten()
-            torch.testing.assert_close(sample.after, expected[expected > 0].log10(), rtol=0, atol=1e-9)
+            torch.testing.assert_close(
+                sample.after, expected[expected > 0].log10(), rtol=0, atol=1e-9
+            )
 
     def test_the_share_of_zeros(self) -> None:
         model, x = make("resnet")
@@ -335,7 +410,9 @@ def test_a_bound_is_checked() -> None:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_cuda_finds_the_same_scales(name: str) -> None:
     model, inputs = make(name)
-    there = torch.utils._pytree.tree_map(lambda x: x.cuda() if isinstance(x, torch.Tensor) else x, inputs)
+    there = torch.utils._pytree.tree_map(
+        lambda x: x.cuda() if isinstance(x, torch.Tensor) else x, inputs
+    )
     on_gpu = condition_(copy.deepcopy(model).cuda(), there, normalization="full")
     on_cpu = condition_(model, inputs, normalization="full")
     torch.testing.assert_close(on_gpu.log_scales.cpu(), on_cpu.log_scales, rtol=0, atol=1e-5)

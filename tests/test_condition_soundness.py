@@ -1,4 +1,6 @@
-"""Models, weights and files that try to make ``condition_`` corrupt something, or say what is not so."""
+"""Models, weights and files that try to make ``condition_`` corrupt something, or say what is not
+so.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond import CoordinateDescent, ENorm, Exact, RescalingError, condition_, diag_g
+from pathcond import (
+    CoordinateDescent,
+    ENorm,
+    Exact,
+    RescalingError,
+    condition_,
+    diag_g,
+)
+from pathcond.capture.outputs import output_change
 from pathcond.condition import prepare
-from pathcond.experiments.architectures import mlp
-from pathcond.outputs import output_change
-from pathcond.problem import Problem
+from pathcond.networks import mlp
+from pathcond.solvers.problem import Problem
 
 from .cases import Calls
 
@@ -38,7 +47,9 @@ class Subclass(nn.Parameter):
 
 @pytest.mark.parametrize("kind", ["subclass", "numpy"])
 def test_shared_memory_of_any_kind_is_left_alone(kind: str) -> None:
-    """Two weights over one memory: as subclasses of Parameter, or as overlapping views that torch knows no common storage of."""
+    """Two weights over one memory: as subclasses of Parameter, or as overlapping views that torch
+    knows no common storage of.
+    """
     model, x = net(4, 4, 4, 2), torch.randn(8, 4).double()
     if kind == "subclass":
         model[0].weight = Subclass(model[0].weight.detach())
@@ -68,10 +79,14 @@ def test_prepared_models_read_the_buffers_that_the_model_has_now() -> None:
         if isinstance(module, nn.BatchNorm1d):
             module.num_batches_tracked.fill_(1)
     prepared = prepare(model, x)
-    state = {k: 10 * v if k.endswith("running_var") else v.clone() for k, v in model.state_dict().items()}
+    state = {
+        k: 10 * v if k.endswith("running_var") else v.clone() for k, v in model.state_dict().items()
+    }
     model.load_state_dict(state, assign=True)
     fresh = copy.deepcopy(model)
-    torch.testing.assert_close(condition_(model, prepared).log_scales, condition_(fresh, x).log_scales)
+    torch.testing.assert_close(
+        condition_(model, prepared).log_scales, condition_(fresh, x).log_scales
+    )
 
 
 def test_gradients_that_cannot_be_written_are_refused_before_the_first_write() -> None:
@@ -98,7 +113,10 @@ def test_optimizer_state_that_cannot_be_written_is_refused_before_the_first_writ
     model(x).sum().backward()
     optimizer.step()
     optimizer.state[model[2].weight]["exp_avg"] = torch.ones(1, 1).double().expand(2, 4)
-    state, first = copy.deepcopy(model.state_dict()), optimizer.state[model[0].weight]["exp_avg"].clone()
+    state, first = (
+        copy.deepcopy(model.state_dict()),
+        optimizer.state[model[0].weight]["exp_avg"].clone(),
+    )
     with pytest.raises(RescalingError, match="cannot be written"):
         condition_(model, x, optimizer=optimizer)
     assert unchanged(model, state)
@@ -106,18 +124,26 @@ def test_optimizer_state_that_cannot_be_written_is_refused_before_the_first_writ
 
 
 def test_scalar_parameters() -> None:
-    model = Calls(lambda self, x: self.b((self.gain * self.a(x)).relu()), a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+    model = Calls(
+        lambda self, x: self.b((self.gain * self.a(x)).relu()), a=nn.Linear(3, 4), b=nn.Linear(4, 2)
+    ).double()
     model.gain = nn.Parameter(torch.tensor(3.0).double())
     x = torch.randn(5, 3).double()
     before = model(x).detach()
     report = condition_(model, x)
     torch.testing.assert_close(model(x), before)
-    assert {sample.name for sample in report.diagonal} == {name for name, _ in model.named_parameters()}
+    assert {sample.name for sample in report.diagonal} == {
+        name for name, _ in model.named_parameters()
+    }
 
 
 def test_the_batch_is_not_written_into() -> None:
     model = nn.Sequential(
-        nn.ReLU(inplace=True), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 2)
+        nn.ReLU(inplace=True),
+        nn.Linear(4, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(inplace=True),
+        nn.Linear(8, 2),
     ).double()
     x = torch.randn(16, 4).double()
     kept = x.clone()
@@ -128,16 +154,23 @@ def test_the_batch_is_not_written_into() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_powers_of_two_never_make_it_worse_and_are_what_is_reported(seed: int) -> None:
     torch.manual_seed(seed)
-    model, x = mlp((24, 6, 24), inputs=12).to(torch.bfloat16), torch.randn(8, 12, dtype=torch.bfloat16)
+    model, x = (
+        mlp((24, 6, 24), inputs=12).to(torch.bfloat16),
+        torch.randn(8, 12, dtype=torch.bfloat16),
+    )
     g, before = diag_g(model, x), model[1].weight.detach().clone()
     symmetry = pathcond.find_symmetry(model, x)
     report = condition_(model, x, max_log_scale=1.0)
     assert report.rounded
     assert report.objective_after <= report.objective_before
     assert float(report.log_scales.abs().max()) <= 1.0
-    assert report.objective_after == pytest.approx(Problem.of(symmetry, g).at(2 * report.log_scales).value)
+    assert report.objective_after == pytest.approx(
+        Problem.of(symmetry, g).at(2 * report.log_scales).value
+    )
     applied = (model[1].weight / before).detach().float().log()[:, 0]
-    torch.testing.assert_close(applied, report.log_scales[list(symmetry.groups[0].units)].float(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        applied, report.log_scales[list(symmetry.groups[0].units)].float(), atol=1e-6, rtol=0
+    )
 
 
 def test_half_precision_weights_next_to_zero_do_not_stop_it() -> None:
@@ -151,17 +184,26 @@ def test_half_precision_weights_next_to_zero_do_not_stop_it() -> None:
     assert output_change([before], [model(x).detach()]) < 1e-2
 
 
-@pytest.mark.parametrize("solver", [Exact(), CoordinateDescent(sweeps=500)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "solver", [Exact(), CoordinateDescent(sweeps=500)], ids=lambda s: type(s).__name__
+)
 def test_energies_that_cancel(solver: pathcond.Exact) -> None:
-    """One unit holds all but 1e-20 of the energy: what is left of E must be summed up, not subtracted."""
+    """One unit holds all but 1e-20 of the energy: what is left of E must be summed up, not
+    subtracted.
+    """
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
     x = torch.randn(4, 1).double()
     symmetry = pathcond.find_symmetry(model, x)
-    g = {"0.weight": torch.full((1, 1), 1e20).double(), "0.bias": torch.zeros(1).double(), "2.weight": torch.zeros(1, 1).double(),
-         "2.bias": torch.ones(1).double()}  # fmt: skip
+    g = {
+        "0.weight": torch.full((1, 1), 1e20).double(),
+        "0.bias": torch.zeros(1).double(),
+        "2.weight": torch.zeros(1, 1).double(),
+        "2.bias": torch.ones(1).double(),
+    }
     solution = pathcond.solve(symmetry, g, solver=solver)
     assert solution.converged
-    assert float(solution.log_scales[0]) == pytest.approx(math.log(1e20) / 2)  # F = 2 log(1e20/X + 1) + log X: least at X = 1e20
+    # F = 2 log(1e20/X + 1) + log X: least at X = 1e20
+    assert float(solution.log_scales[0]) == pytest.approx(math.log(1e20) / 2)
 
 
 def test_nothing_to_condition_is_said() -> None:
@@ -183,7 +225,9 @@ def test_nothing_to_condition_is_said() -> None:
 
 def test_masked_logits_of_minus_infinity_are_no_change() -> None:
     mask = torch.tensor([0.0, -math.inf]).double()
-    model = Calls(lambda self, x: self.b(self.a(x).relu()) + mask, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+    model = Calls(
+        lambda self, x: self.b(self.a(x).relu()) + mask, a=nn.Linear(3, 4), b=nn.Linear(4, 2)
+    ).double()
     assert condition_(model, torch.randn(5, 3).double()).output_change_eval < 1e-9
 
 
@@ -191,11 +235,16 @@ def test_batch_norm_by_its_other_name() -> None:
     """torch.batch_norm instead of the module: ε bounds the scales all the same."""
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
-        h = torch.batch_norm(self.a(x), self.weight, self.bias, self.mean, self.var, self.training, 0.1, 0.1, False)
+        h = torch.batch_norm(
+            self.a(x), self.weight, self.bias, self.mean, self.var, self.training, 0.1, 0.1, False
+        )
         return self.b(F.relu(h))
 
     model = Calls(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 2)).double()
-    model.weight, model.bias = nn.Parameter(torch.ones(8).double()), nn.Parameter(torch.zeros(8).double())
+    model.weight, model.bias = (
+        nn.Parameter(torch.ones(8).double()),
+        nn.Parameter(torch.zeros(8).double()),
+    )
     model.register_buffer("mean", torch.zeros(8).double())
     model.register_buffer("var", torch.ones(8).double())
     report = condition_(model, torch.randn(32, 6).double())
@@ -203,7 +252,18 @@ def test_batch_norm_by_its_other_name() -> None:
 
 
 def test_many_reasons_make_a_page() -> None:
-    functions = [torch.sigmoid, torch.tanh, F.gelu, F.silu, F.softplus, F.mish, torch.sin, torch.cos, torch.exp, F.elu]
+    functions = [
+        torch.sigmoid,
+        torch.tanh,
+        F.gelu,
+        F.silu,
+        F.softplus,
+        F.mish,
+        torch.sin,
+        torch.cos,
+        torch.exp,
+        F.elu,
+    ]
 
     class Many(nn.Module):
         def __init__(self) -> None:
@@ -211,7 +271,9 @@ def test_many_reasons_make_a_page() -> None:
             self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(5 * len(functions)))
 
         def forward(self, x: Tensor) -> Tensor:
-            return sum(functions[i % len(functions)](layer(x) + i) for i, layer in enumerate(self.layers))
+            return sum(
+                functions[i % len(functions)](layer(x) + i) for i, layer in enumerate(self.layers)
+            )
 
     from pathcond.report.page import conditioning_page
 

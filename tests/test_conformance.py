@@ -14,8 +14,8 @@ from torch import nn
 
 import pathcond
 from pathcond import CoordinateDescent, ENorm, Exact, diag_g, find_symmetry
-from pathcond.problem import Problem
 from pathcond.solvers import Solver
+from pathcond.solvers.problem import Problem
 
 from .cases import make
 from .strategies import RandomNet, networks
@@ -30,7 +30,17 @@ SOLVERS: dict[str, Solver] = {
 }
 TO_THE_END = ("exact", "descent to the end", "enorm to the end")
 # Residual streams, concatenation, shared weights, self-edges, exponents of ±2, products of units.
-CASES = ("mlp", "resnet", "densenet", "used_twice", "self_edge", "square", "product_of_branches", "vgg_with_flatten", "vit")
+CASES = (
+    "mlp",
+    "resnet",
+    "densenet",
+    "used_twice",
+    "self_edge",
+    "square",
+    "product_of_branches",
+    "vgg_with_flatten",
+    "vit",
+)
 
 
 def posed(solver: Solver, name: str) -> tuple[pathcond.Symmetry, nn.Module, object, Problem]:
@@ -50,7 +60,9 @@ def minimiser(request: pytest.FixtureRequest) -> Solver:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_criterion_is_convex_and_the_solution_no_worse_than_the_start(solver: Solver, name: str) -> None:
+def test_the_criterion_is_convex_and_the_solution_no_worse_than_the_start(
+    solver: Solver, name: str
+) -> None:
     problem = posed(solver, name)[3]
     for _ in range(5):
         ends = [3 * torch.randn(problem.num_units, dtype=torch.float64) for _ in range(2)]
@@ -72,7 +84,8 @@ def test_more_sweeps_never_increase_the_criterion(name: str) -> None:
         assert values[0] <= made(1).solve(problem).objective_before
 
 
-@pytest.mark.parametrize("key", sorted(SOLVERS.keys() - {"descent"}))  # ten sweeps depend on the order of the neurons
+# ten sweeps depend on the order of the neurons
+@pytest.mark.parametrize("key", sorted(SOLVERS.keys() - {"descent"}))
 def test_channels_may_be_permuted(key: str) -> None:
     """The log-scales of a network with permuted channels are the permuted log-scales."""
     solver = SOLVERS[key]
@@ -97,14 +110,19 @@ def test_a_constant_factor_of_g_changes_nothing(name: str) -> None:
     model, inputs = make(name)
     symmetry, g = find_symmetry(model, inputs, normalization="paper"), diag_g(model, inputs)
     for solver in (Exact(), CoordinateDescent()):
-        scaled = [pathcond.solve(symmetry, {k: c * v for k, v in g.items()}, solver=solver) for c in (1.0, 1e-40, 1e40)]
+        scaled = [
+            pathcond.solve(symmetry, {k: c * v for k, v in g.items()}, solver=solver)
+            for c in (1.0, 1e-40, 1e40)
+        ]
         for other in scaled[1:]:
             torch.testing.assert_close(other.log_scales, scaled[0].log_scales, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_optimum_does_not_depend_on_the_starting_point(minimiser: Solver, name: str) -> None:
-    """Start elsewhere, by rescaling the model first: the optimum in the new coordinates is the same model."""
+    """Start elsewhere, by rescaling the model first: the optimum in the new coordinates is the same
+    model.
+    """
     symmetry, model, inputs, problem = posed(minimiser, name)
     first = minimiser.solve(problem)
     assert first.converged, first.message
@@ -112,7 +130,8 @@ def test_the_optimum_does_not_depend_on_the_starting_point(minimiser: Solver, na
     pathcond.rescale_(model, symmetry, start, verify=False)
     second = minimiser.solve(minimiser.problem(symmetry, diag_g(model, inputs), model, None))
     difference = (symmetry.combination @ (second.log_scales + start - first.log_scales)).abs()
-    moved = problem.at(problem.zero()).laplacian_diagonal() > 0  # units with no counted parameter stay wherever they are
+    # units with no counted parameter stay wherever they are
+    moved = problem.at(problem.zero()).laplacian_diagonal() > 0
     if bool(moved.all()):
         assert float(difference.max()) < 1e-4
     if not isinstance(minimiser, ENorm):
@@ -135,10 +154,20 @@ def test_a_box_is_kept_and_its_optimum_is_scipys(minimiser: Solver, name: str) -
 
     def value_and_gradient(u: object) -> tuple[float, object]:
         point = boxed.at(torch.as_tensor(u, dtype=torch.float64))
-        return point.value / point.problem.num_parameters, point.gradient.numpy() / point.problem.num_parameters
+        return (
+            point.value / point.problem.num_parameters,
+            point.gradient.numpy() / point.problem.num_parameters,
+        )
 
     bounds = list(zip(boxed.lower.tolist(), boxed.upper.tolist(), strict=True))
-    best = minimize(value_and_gradient, boxed.zero().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 3000})
+    best = minimize(
+        value_and_gradient,
+        boxed.zero().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={"maxiter": 3000},
+    )
     own = (
         solution.objective_after
         if not isinstance(minimiser, ENorm)
@@ -148,7 +177,9 @@ def test_a_box_is_kept_and_its_optimum_is_scipys(minimiser: Solver, name: str) -
 
 
 def test_units_may_differ_in_their_bounds() -> None:
-    """Bounds of one side only, of zero width, and none: the projected gradient vanishes, and scipy finds no better point."""
+    """Bounds of one side only, of zero width, and none: the projected gradient vanishes, and scipy
+    finds no better point.
+    """
     model, inputs = make("resnet")
     symmetry, g = find_symmetry(model, inputs, normalization="full"), diag_g(model, inputs)
     n = symmetry.num_units
@@ -182,7 +213,9 @@ def test_random_networks(net: RandomNet) -> None:
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
 @pytest.mark.parametrize("depth", [10, 50])
 def test_extreme_initialisations(minimiser: Solver, scale: float, depth: int) -> None:
-    """Every other layer times 1e±8, the ones between over it, fifty layers deep: energies over hundreds of decades."""
+    """Every other layer times 1e±8, the ones between over it, fifty layers deep: energies over
+    hundreds of decades.
+    """
     torch.manual_seed(0)
     layers = [part for _ in range(depth) for part in (nn.Linear(6, 6), nn.ReLU())]
     model, x = nn.Sequential(*layers, nn.Linear(6, 3)).double(), torch.randn(4, 6).double()
@@ -219,7 +252,9 @@ def test_zero_weights_and_zero_gains(solver: Solver) -> None:
         assert solution.objective_after <= solution.objective_before
         problem = solver.problem(symmetry, g, model, None)
         alone = problem.at(problem.zero()).laplacian_diagonal() == 0
-        assert not bool(solution.log_scales[alone].any()), "units without parameters of g > 0 stay at scale 1"
+        assert not bool(solution.log_scales[alone].any()), (
+            "units without parameters of g > 0 stay at scale 1"
+        )
     if solver == Exact():
         report = pathcond.condition_(model, x)
         assert report.solution.converged
@@ -230,7 +265,9 @@ def test_all_zero_diagonals_are_refused() -> None:
     model, inputs = make("mlp")
     symmetry = find_symmetry(model, inputs)
     with pytest.raises(ValueError, match="positive somewhere"):
-        pathcond.solve(symmetry, {name: torch.zeros_like(v) for name, v in diag_g(model, inputs).items()})
+        pathcond.solve(
+            symmetry, {name: torch.zeros_like(v) for name, v in diag_g(model, inputs).items()}
+        )
 
 
 def squares(model: nn.Module) -> float:
@@ -243,28 +280,38 @@ class TestENorm:
     def test_balances_the_norms_around_every_unit(self) -> None:
         model, x = make("mlp")
         symmetry = find_symmetry(model, x)
-        solution = pathcond.solve(symmetry, {}, solver=ENorm(cycles=None, balance_last=True), model=model)
+        solution = pathcond.solve(
+            symmetry, {}, solver=ENorm(cycles=None, balance_last=True), model=model
+        )
         assert solution.converged
         assert solution.objective_before == pytest.approx(squares(model))
         pathcond.rescale_(model, symmetry, solution.log_scales)
         weights = [p for p in model.parameters() if p.dim() > 1]
         for left, right in pairwise(weights):
-            torch.testing.assert_close(left.square().sum(1), right.square().sum(0), rtol=1e-6, atol=0)
+            torch.testing.assert_close(
+                left.square().sum(1), right.square().sum(0), rtol=1e-6, atol=0
+            )
         assert solution.objective_after == pytest.approx(squares(model))
 
     @pytest.mark.parametrize(("p", "c"), [(1, 1.0), (2, 1.2), (3, 0.8)])
     def test_p_and_c(self, p: float, c: float) -> None:
-        """In balance the norm in front, times c, is the norm behind: as in the published step (right / (left · c))^½."""
+        """In balance the norm in front, times c, is the norm behind: as in the published step
+        (right / (left · c))^½.
+        """
         model, x = make("mlp")
         symmetry = find_symmetry(model, x)
-        solution = pathcond.solve(symmetry, {}, solver=ENorm(p=p, c=c, cycles=None, balance_last=True), model=model)
+        solution = pathcond.solve(
+            symmetry, {}, solver=ENorm(p=p, c=c, cycles=None, balance_last=True), model=model
+        )
         pathcond.rescale_(model, symmetry, solution.log_scales)
         weights = [w for w in model.parameters() if w.dim() > 1]
         for left, right in pairwise(weights):
             torch.testing.assert_close(c * left.norm(p, 1), right.norm(p, 0), rtol=1e-5, atol=0)
 
     def test_one_cycle_by_hand(self) -> None:
-        """Layer after layer, λ = (‖out‖ / ‖in‖)^½ with what the layers before have left; the classifier is not touched."""
+        """Layer after layer, λ = (‖out‖ / ‖in‖)^½ with what the layers before have left; the
+        classifier is not touched.
+        """
         model, x = make("mlp")
         symmetry = find_symmetry(model, x)
         weights = [w.detach().clone() for w in model.parameters() if w.dim() > 1]
@@ -296,7 +343,9 @@ class TestENorm:
         solution = pathcond.solve(symmetry, {}, solver=ENorm(cycles=None), model=model)
         assert solution.objective_after > 0.1 * solution.objective_before
 
-    @pytest.mark.parametrize("settings", [{"p": 0}, {"c": -1}, {"cycles": 0}, {"p": math.inf}, {"max_log_scale": 0}])
+    @pytest.mark.parametrize(
+        "settings", [{"p": 0}, {"c": -1}, {"cycles": 0}, {"p": math.inf}, {"max_log_scale": 0}]
+    )
     def test_bad_settings(self, settings: dict) -> None:
         with pytest.raises(ValueError, match=r"ENorm needs|max_log_scale bounds"):
             ENorm(**settings)

@@ -1,4 +1,6 @@
-"""On a GPU: the same log-scales as on the CPU, addresses that a recorded graph can rely on, sharded parameters over NCCL."""
+"""On a GPU: the same log-scales as on the CPU, addresses that a recorded graph can rely on, sharded
+parameters over NCCL.
+"""
 
 import copy
 from collections.abc import Callable
@@ -11,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.experiments import training
-from pathcond.experiments.architectures import cifar_nv, mlp
-from pathcond.experiments.methods import METHODS
-from pathcond.problem import Problem
+from pathcond.networks import cifar_nv, mlp
+from pathcond.solvers.problem import Problem
+from pathcond_paper.training import training
+from pathcond_paper.training.methods import METHODS
 
 pytestmark = pytest.mark.cuda
 
@@ -22,7 +24,13 @@ pytestmark = pytest.mark.cuda
 def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 5)
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 12, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(192, 5),
     )
 
 
@@ -37,19 +45,26 @@ def test_teleports_of_both_devices_agree(dtype: torch.dtype) -> None:
         model = network().to(device, dtype)
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
         handle = pathcond.teleport(optimizer, model, images().to(device, dtype), every=1)
-        F.mse_loss(model(images().to(device, dtype)), torch.ones(16, 5, device=device, dtype=dtype)).backward()
+        F.mse_loss(
+            model(images().to(device, dtype)), torch.ones(16, 5, device=device, dtype=dtype)
+        ).backward()
         optimizer.step()
         assert (handle.teleports, handle.left_out) == (1, 0)
         assert handle.report is not None
         reports.append(handle.report)
-    tolerance = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.7}[dtype]  # bfloat16: one octave
-    torch.testing.assert_close(reports[0].log_scales, reports[1].log_scales.cpu(), rtol=0, atol=tolerance)
+    # bfloat16: one octave
+    tolerance = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.7}[dtype]
+    torch.testing.assert_close(
+        reports[0].log_scales, reports[1].log_scales.cpu(), rtol=0, atol=tolerance
+    )
     assert reports[1].output_change_eval < 1e-4
     assert reports[1].rounded == (dtype == torch.bfloat16)
 
 
 def test_a_large_problem_stays_on_the_device() -> None:
-    model = nn.Sequential(nn.Linear(8, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 3)).cuda()
+    model = nn.Sequential(
+        nn.Linear(8, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 3)
+    ).cuda()
     x = torch.randn(4, 8, device="cuda")
     symmetry, g = pathcond.find_symmetry(model, x), pathcond.diag_g(model, x)
     on_device = Problem.of(symmetry, g)
@@ -61,7 +76,9 @@ def test_a_large_problem_stays_on_the_device() -> None:
 
 
 def test_a_recorded_training_step_goes_on_after_a_teleport() -> None:
-    """The whole step is one CUDA graph, which reads and writes fixed addresses; ``handle.step`` counts its replays."""
+    """The whole step is one CUDA graph, which reads and writes fixed addresses; ``handle.step``
+    counts its replays.
+    """
     model, twin = network().cuda(), network().cuda()
     inputs, target = images().cuda(), torch.ones(16, 5, device="cuda")
     batches = [images().cuda() + i for i in range(9)]
@@ -71,7 +88,9 @@ def test_a_recorded_training_step_goes_on_after_a_teleport() -> None:
         F.mse_loss(model(inputs), target).backward()
         optimizer.step()
 
-    optimizers = [torch.optim.SGD(m.parameters(), 1e-2, momentum=0.9, foreach=True) for m in (model, twin)]
+    optimizers = [
+        torch.optim.SGD(m.parameters(), 1e-2, momentum=0.9, foreach=True) for m in (model, twin)
+    ]
     handle = pathcond.teleport(optimizers[0], model, inputs.clone(), every=4)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -95,7 +114,9 @@ def test_a_recorded_training_step_goes_on_after_a_teleport() -> None:
         handle.step()
         train_step(twin, optimizers[1])
         if i % 4 == 0:
-            pathcond.condition_(twin, by_hand, solver=pathcond.Exact(tolerance=1e-4), optimizer=optimizers[1])
+            pathcond.condition_(
+                twin, by_hand, solver=pathcond.Exact(tolerance=1e-4), optimizer=optimizers[1]
+            )
     assert handle.teleports == 3
     assert [t.data_ptr() for t in [*model.parameters(), *model.buffers()]] == addresses
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
@@ -110,7 +131,9 @@ def test_fused_steps_that_a_scaler_skips() -> None:
     for i in range(8):
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
-            loss = model(images().cuda()).float().square().mean() * (float("inf") if i in (1, 2, 5) else 1.0)
+            loss = model(images().cuda()).float().square().mean() * (
+                float("inf") if i in (1, 2, 5) else 1.0
+            )
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -120,7 +143,9 @@ def test_fused_steps_that_a_scaler_skips() -> None:
 def test_sharded_parameters_on_the_device(tmp_path: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         model = network().cuda()
         prepared = pathcond.prepare(model, images().cuda())
@@ -131,7 +156,9 @@ def test_sharded_parameters_on_the_device(tmp_path: Any) -> None:
         handle = pathcond.teleport(optimizer, model, prepared, every=1)
         report = pathcond.condition_(model, prepared)
         expected = pathcond.condition_(twin, prepared)
-        torch.testing.assert_close(report.log_scales.cpu(), expected.log_scales.cpu(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            report.log_scales.cpu(), expected.log_scales.cpu(), rtol=0, atol=1e-6
+        )
         model(images().cuda()).square().mean().backward()
         optimizer.step()
         assert (handle.teleports, handle.left_out) == (1, 0)
@@ -156,19 +183,30 @@ def test_compiled_by_inductor_without_recompiling() -> None:
     assert (handle.teleports, handle.left_out) == (4, 0)
 
 
-@pytest.mark.parametrize("build", [
-    partial(mlp, (24, 24, 24), inputs=192, outputs=5, batch_norm=True), partial(cifar_nv, 5, width=8, final_norm=True),
-])  # fmt: skip
-def test_training_as_a_graph(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(mlp, (24, 24, 24), inputs=192, outputs=5, batch_norm=True),
+        partial(cifar_nv, 5, width=8, final_norm=True),
+    ],
+)
+def test_training_as_a_graph(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every method: recorded as step by step, twice the same bits, and close to the CPU."""
-    x, y = torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(256) % 5
+    x, y = (
+        torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
+        torch.arange(256) % 5,
+    )
     recipe = training.Recipe(build=build, epochs=3, batch=32, teleport_every=5, fitted=True)
     stacks = [[training.Run(method=method, learning_rate=0.01, seed=0)] for method in METHODS]
     if isinstance(build(), nn.Sequential) and isinstance(build()[0], nn.Flatten):
         stacks = [[run for stack in stacks for run in stack]]  # MLPs are trained together
 
     def trained(device: str) -> list[training.Curves]:
-        data = training.Data(x=x.to(device), y=y.to(device), test_x=x[:64].to(device), test_y=y[:64].to(device))
+        data = training.Data(
+            x=x.to(device), y=y.to(device), test_x=x[:64].to(device), test_y=y[:64].to(device)
+        )
         return [curves for runs in stacks for curves in training.train(runs, recipe, data)]
 
     recorded = trained("cuda")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from pathcond.cli import app
-from pathcond.demo import digits, runs, train
+from pathcond.cli.commands import app
+from pathcond.cli.demo import digits, runs, train
 
 
 def test_conditioning_saves_epochs() -> None:
@@ -33,11 +33,12 @@ def test_the_same_weights_and_batches_for_all() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo.html"), "--epochs", "2"])
+    result = CliRunner().invoke(
+        app, ["demo", "--out", str(tmp_path / "demo.html"), "--epochs", "2"]
+    )
     assert result.exit_code == 0, result.output
     assert "Epochs to 99%" in result.output
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    assert (
-        page.count("<polyline") == 2 * 2 * 4 * 2
-    )  # accuracy and loss at two learning rates, four methods, for wide and narrow windows
+    # accuracy and loss at two learning rates, four methods; each drawn for wide and narrow windows
+    assert page.count("<polyline") == 2 * 2 * 4 * 2
     assert "What PathCond did to this network" in page

@@ -1,4 +1,6 @@
-"""Several processes over gloo: copies (DistributedDataParallel) and shards (fully_shard) of one model."""
+"""Several processes over gloo: copies (DistributedDataParallel) and shards (fully_shard) of one
+model.
+"""
 
 import copy
 import itertools
@@ -14,14 +16,22 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, distributed, multiprocessing, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 
 import pathcond
-from pathcond import errors, lifting, ranks, rescale, sharding
+from pathcond import errors
+from pathcond.distributed import ranks, sharding
+from pathcond.lifting.lifting import lifting
+from pathcond.rescaling import rescale
 
 STEPS = 12
 
@@ -30,16 +40,26 @@ def network() -> nn.Sequential:
     """Widths that two processes cannot share evenly, one of them 1."""
     torch.manual_seed(1)
     sizes = (6, 13, 1, 7, 9, 3)
-    layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.LeakyReLU(0.1))]
+    layers = [
+        layer
+        for a, b in itertools.pairwise(sizes)
+        for layer in (nn.Linear(a, b), nn.LeakyReLU(0.1))
+    ]
     return nn.Sequential(*layers[:-1]).double()
 
 
 def convolutional() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 6, 3, groups=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
+        nn.Conv2d(2, 5, 3),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Conv2d(5, 6, 3, groups=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
         nn.Linear(6 * 4 * 4, 3),
-    ).double()  # fmt: skip
+    ).double()
 
 
 def data(shape: tuple[int, ...], seed: int = 2) -> Tensor:
@@ -54,7 +74,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Tensor) -
 
 
 def whole(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.full_tensor() if sharding.is_sharded(value) else value for name, value in model.state_dict().items()}
+    return {
+        name: value.full_tensor() if sharding.is_sharded(value) else value
+        for name, value in model.state_dict().items()
+    }
 
 
 def shard(model: nn.Sequential, **options: Any) -> nn.Sequential:
@@ -64,17 +87,24 @@ def shard(model: nn.Sequential, **options: Any) -> nn.Sequential:
     return fully_shard(model, **options)
 
 
-def spawned(worker: Callable[..., Any], folder: Path, processes: int = 2, *arguments: Any) -> list[Any]:
+def spawned(
+    worker: Callable[..., Any], folder: Path, processes: int = 2, *arguments: Any
+) -> list[Any]:
     """What ``worker(rank, *arguments)`` returns in each process."""
     multiprocessing.spawn(_run, (worker, processes, str(folder), arguments), nprocs=processes)
     return [torch.load(folder / f"result.{rank}", weights_only=False) for rank in range(processes)]
 
 
-def _run(rank: int, worker: Callable[..., Any], processes: int, folder: str, arguments: tuple[Any, ...]) -> None:
+def _run(
+    rank: int, worker: Callable[..., Any], processes: int, folder: str, arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=processes)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=processes
+    )
     torch.save(worker(rank, *arguments), f"{folder}/result.{rank}")
-    distributed.barrier()  # gloo aborts a process whose peer closes the connection while it is still listening
+    # gloo aborts a process whose peer closes the connection while it is still listening
+    distributed.barrier()
     distributed.destroy_process_group()
 
 
@@ -86,7 +116,7 @@ def refusal(action: Callable[[], object]) -> tuple[str, str]:
     return "", ""
 
 
-# -- copies ---------------------------------------------------------------------------------------------------
+# -- copies ----------------------------------------------------------------------------------------
 
 
 def copies(rank: int) -> Any:
@@ -111,23 +141,38 @@ def copies(rank: int) -> Any:
     model.module.load_state_dict(before)
 
     symmetry = pathcond.find_symmetry(model, data((8, 6)))
-    other_scales = refusal(lambda: pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), 0.1 * rank)))
+    other_scales = refusal(
+        lambda: pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), 0.1 * rank))
+    )
     optimizer.state[model.module[0].weight]["odd"] = torch.ones(13, 6) if rank == 1 else 0
-    one_refuses = refusal(lambda: pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units), optimizer=optimizer))
+    one_refuses = refusal(
+        lambda: pathcond.rescale_(
+            model, symmetry, torch.ones(symmetry.num_units), optimizer=optimizer
+        )
+    )
     untouched &= all(torch.equal(v, before[k]) for k, v in model.module.state_dict().items())
     return {
-        "weights": after, "state": optimizer.state_dict()["state"], "teleports": (handle.teleports, handle.left_out), "bare": bare,
-        "diverged": diverged, "other_scales": other_scales, "one_refuses": one_refuses, "untouched": untouched,
-    }  # fmt: skip
+        "weights": after,
+        "state": optimizer.state_dict()["state"],
+        "teleports": (handle.teleports, handle.left_out),
+        "bare": bare,
+        "diverged": diverged,
+        "other_scales": other_scales,
+        "one_refuses": one_refuses,
+        "untouched": untouched,
+    }
 
 
 def test_copies_stay_the_same_and_one_that_differs_is_named(tmp_path: Path) -> None:
     first, second = spawned(copies, tmp_path)
     assert first["teleports"] == second["teleports"] == (3, 0)
-    assert all(torch.equal(value, second["weights"][name]) for name, value in first["weights"].items())
+    assert all(
+        torch.equal(value, second["weights"][name]) for name, value in first["weights"].items()
+    )
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    pathcond.teleport(optimizer, model, data((8, 6), seed=10), every=4)  # the first process's batch counts
+    # the first process's batch counts
+    pathcond.teleport(optimizer, model, data((8, 6), seed=10), every=4)
     train(model, optimizer, data((STEPS, 16, 6)))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(first["weights"][name], value, rtol=1e-9, atol=1e-12)
@@ -145,9 +190,14 @@ def test_copies_stay_the_same_and_one_that_differs_is_named(tmp_path: Path) -> N
 
 
 def redundant(rank: int) -> Any:
-    """Adam whose state the processes share out among themselves, beside Adam; and a bare model, of which the user is told."""
+    """Adam whose state the processes share out among themselves, beside Adam; and a bare model, of
+    which the user is told.
+    """
     results = []
-    for build in (torch.optim.Adam, lambda p, lr: ZeroRedundancyOptimizer(p, torch.optim.Adam, lr=lr)):
+    for build in (
+        torch.optim.Adam,
+        lambda p, lr: ZeroRedundancyOptimizer(p, torch.optim.Adam, lr=lr),
+    ):
         model = nn.parallel.DistributedDataParallel(network())
         optimizer = build(model.parameters(), 1e-2)
         handle = pathcond.teleport(optimizer, model, data((8, 6)), every=4)
@@ -190,12 +240,15 @@ def test_checksums_see_one_bit_and_the_order() -> None:
     flipped.view(torch.int32)[3, 3] ^= 1
     swapped[0], swapped[1] = tensor[1], tensor[0]
     columns[:, 0], columns[:, 1] = tensor[:, 1], tensor[:, 0]
-    sums = {ranks.checksum(t) for t in (tensor, flipped, swapped, columns, tensor.double(), torch.zeros(0))}
+    sums = {
+        ranks.checksum(t)
+        for t in (tensor, flipped, swapped, columns, tensor.double(), torch.zeros(0))
+    }
     assert len(sums) == 6
     assert ranks.checksum(tensor.t().contiguous().t()) == ranks.checksum(tensor)
 
 
-# -- shards ---------------------------------------------------------------------------------------------------
+# -- shards ----------------------------------------------------------------------------------------
 
 
 class Gathered:
@@ -210,8 +263,12 @@ class Gathered:
 
         made = sharding.gathered(tensor)
         if sharding.is_sharded(tensor):
-            self.alive = [ref for ref in self.alive if ref() is not None] + [weakref.ref(made.untyped_storage())]
-            self.most = max(self.most, sum(ref().nbytes() // made.element_size() for ref in self.alive))
+            self.alive = [ref for ref in self.alive if ref() is not None] + [
+                weakref.ref(made.untyped_storage())
+            ]
+            self.most = max(
+                self.most, sum(ref().nbytes() // made.element_size() for ref in self.alive)
+            )
         return made
 
 
@@ -229,22 +286,34 @@ def shards(rank: int, kind: str, normalization: Any, solver: pathcond.solvers.So
     with torch.no_grad():
         out = model(data(shape, seed=11))
     sharding.reshard(model)
-    state = {k: {n: v.full_tensor() if sharding.is_sharded(v) else v for n, v in s.items()}
-             for k, s in optimizer.state_dict()["state"].items()}  # fmt: skip
+    state = {
+        k: {n: v.full_tensor() if sharding.is_sharded(v) else v for n, v in s.items()}
+        for k, s in optimizer.state_dict()["state"].items()
+    }
     return {
-        "conditioned": report.log_scales, "scales": handle.report.log_scales, "weights": whole(model), "state": state, "out": out,
-        "teleports": (handle.teleports, handle.left_out), "sharded": sharding.is_sharded(model[0].weight),
-        "full": get_model_state_dict(model, options=dcp.state_dict.StateDictOptions(full_state_dict=True)),
+        "conditioned": report.log_scales,
+        "scales": handle.report.log_scales,
+        "weights": whole(model),
+        "state": state,
+        "out": out,
+        "teleports": (handle.teleports, handle.left_out),
+        "sharded": sharding.is_sharded(model[0].weight),
+        "full": get_model_state_dict(
+            model, options=dcp.state_dict.StateDictOptions(full_state_dict=True)
+        ),
         "change": report.output_change_eval,
-    }  # fmt: skip
+    }
 
 
-@pytest.mark.parametrize(("kind", "normalization", "solver"), [
-    ("network", "absorb", pathcond.Exact()),
-    ("network", "absorb", pathcond.CoordinateDescent()),
-    ("network", "absorb", pathcond.ENorm()),
-    ("convolutional", "full", pathcond.Exact()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "normalization", "solver"),
+    [
+        ("network", "absorb", pathcond.Exact()),
+        ("network", "absorb", pathcond.CoordinateDescent()),
+        ("network", "absorb", pathcond.ENorm()),
+        ("convolutional", "full", pathcond.Exact()),
+    ],
+)
 def test_shards_are_conditioned_as_the_whole_is(
     kind: str, normalization: Any, solver: pathcond.solvers.Solver, tmp_path: Path
 ) -> None:
@@ -269,22 +338,30 @@ def test_shards_are_conditioned_as_the_whole_is(
         for key, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 torch.testing.assert_close(result["state"][key][name], value, rtol=1e-5, atol=1e-10)
-    assert all(torch.equal(value, second["weights"][name]) for name, value in first["weights"].items())
+    assert all(
+        torch.equal(value, second["weights"][name]) for name, value in first["weights"].items()
+    )
     unsharded = build().eval()  # a checkpoint of the shards is one of the whole
     unsharded.load_state_dict(first["full"])
     with torch.no_grad():
-        torch.testing.assert_close(unsharded(data(shape, seed=11)), first["out"], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            unsharded(data(shape, seed=11)), first["out"], rtol=1e-12, atol=1e-13
+        )
 
 
 def deep() -> nn.Sequential:
     with torch.device("meta"):
-        return nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(32, 32), nn.ReLU())])
+        return nn.Sequential(
+            *[layer for _ in range(12) for layer in (nn.Linear(32, 32), nn.ReLU())]
+        )
 
 
 def loaded(model: nn.Sequential, values: dict[str, Tensor]) -> nn.Sequential:
     """A model from the meta device with the values of an unsharded checkpoint."""
     model.to_empty(device="cpu")
-    set_model_state_dict(model, dict(values), options=dcp.state_dict.StateDictOptions(full_state_dict=True))
+    set_model_state_dict(
+        model, dict(values), options=dcp.state_dict.StateDictOptions(full_state_dict=True)
+    )
     return model
 
 
@@ -305,10 +382,15 @@ def careful(rank: int) -> Any:
     low = loaded(shard(deep(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), values)
     report = pathcond.condition_(low, prepared)
     return {
-        "most": watch.most / sum(p.numel() for p in model.parameters()), "unprepared": unprepared, "rounded": report.rounded,
-        "same": all(torch.allclose(value, sharded[name], rtol=1e-5, atol=1e-7) for name, value in twin.state_dict().items()),
+        "most": watch.most / sum(p.numel() for p in model.parameters()),
+        "unprepared": unprepared,
+        "rounded": report.rounded,
+        "same": all(
+            torch.allclose(value, sharded[name], rtol=1e-5, atol=1e-7)
+            for name, value in twin.state_dict().items()
+        ),
         "change": report.output_change_eval,
-    }  # fmt: skip
+    }
 
 
 def test_no_process_gathers_the_whole_model(tmp_path: Path) -> None:
@@ -334,7 +416,9 @@ class Raising(nn.Module):
 
 
 def between(rank: int) -> Any:
-    """Teleports in states that training leaves behind: after validation, between accumulations, in failing forwards."""
+    """Teleports in states that training leaves behind: after validation, between accumulations, in
+    failing forwards.
+    """
     model: Any = nn.Sequential(*network(), Raising())
     prepared = pathcond.prepare(model, data((8, 6)))
     fully_shard(model)  # the root alone, which a pass without backward leaves whole
@@ -342,7 +426,9 @@ def between(rank: int) -> Any:
     optimizer, other = (torch.optim.SGD(m.parameters(), 0.05, momentum=0.9) for m in (model, twin))
     handle, expected = (
         pathcond.teleport(optimizer, model, prepared, every="epoch"),
-        pathcond.teleport(other, twin, prepared, every="epoch", group=distributed.new_subgroups(1)[0]),
+        pathcond.teleport(
+            other, twin, prepared, every="epoch", group=distributed.new_subgroups(1)[0]
+        ),
     )
     for m, o, h in ((model, optimizer, handle), (twin, other, expected)):
         for epoch in range(2):
@@ -351,7 +437,9 @@ def between(rank: int) -> Any:
                 m.eval()(data((16, 6)))
             m.train()
             h.end_epoch()
-    after_validation = max(float((value - whole(model)[name]).abs().max()) for name, value in twin.state_dict().items())
+    after_validation = max(
+        float((value - whole(model)[name]).abs().max()) for name, value in twin.state_dict().items()
+    )
 
     before = {name: sharding.local(p).clone() for name, p in model.named_parameters()}
     failing = 0
@@ -364,14 +452,22 @@ def between(rank: int) -> Any:
         m.zero_grad()
         F.mse_loss(m(data((16, 6))), data((16, 3))).backward()
     gradients = zip(model.parameters(), twin.parameters(), strict=True)
-    kept &= all(torch.allclose(p.grad.full_tensor(), q.grad, rtol=1e-9, atol=1e-12) for p, q in gradients)
+    kept &= all(
+        torch.allclose(p.grad.full_tensor(), q.grad, rtol=1e-9, atol=1e-12) for p, q in gradients
+    )
     model.zero_grad()
 
     model.set_requires_gradient_sync(False)
     F.mse_loss(model(data((16, 6))), data((16, 3))).backward()
     left_out = handle.left_out
     waiting = handle.now() is None and handle.left_out == left_out + 1
-    return {"validation": after_validation, "failing": failing, "kept": kept, "waiting": waiting, "teleports": handle.teleports}
+    return {
+        "validation": after_validation,
+        "failing": failing,
+        "kept": kept,
+        "waiting": waiting,
+        "teleports": handle.teleports,
+    }
 
 
 def test_teleports_between_passes_of_shards(tmp_path: Path) -> None:
@@ -408,15 +504,21 @@ def test_parts_that_drift_and_processes_that_part(tmp_path: Path) -> None:
 
 
 def on_a_mesh(rank: int) -> Any:
-    """Four processes: two pairs that shard a model each, with a parameter that is not; and all four as replicas of shards."""
+    """Four processes: two pairs that shard a model each, with a parameter that is not; and all four
+    as replicas of shards.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    expected = pathcond.condition_(network(), data((8, 6)), group=distributed.new_subgroups(1)[0]).log_scales
+    expected = pathcond.condition_(
+        network(), data((8, 6)), group=distributed.new_subgroups(1)[0]
+    ).log_scales
     differences = []
     for part, kept_whole in ((mesh["shard"], True), (mesh, False)):
         model: Any = network()
         prepared = pathcond.prepare(model, data((8, 6)))
         fully_shard(model, mesh=part, ignored_params={model[4].weight} if kept_whole else None)
-        differences.append(float((pathcond.condition_(model, prepared).log_scales - expected).abs().max()))
+        differences.append(
+            float((pathcond.condition_(model, prepared).log_scales - expected).abs().max())
+        )
     return differences
 
 
@@ -425,7 +527,7 @@ def test_meshes_of_some_and_of_all_processes(tmp_path: Path) -> None:
         assert max(differences) < 1e-8
 
 
-# -- a process that dies --------------------------------------------------------------------------------------
+# -- a process that dies ---------------------------------------------------------------------------
 
 
 def dying(rank: int, kind: str, moment: str, folder: str) -> Any:
@@ -450,9 +552,16 @@ def dying(rank: int, kind: str, moment: str, folder: str) -> Any:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("moment", ["verifying", "writing"])
 @pytest.mark.parametrize("kind", ["copies", "shards"])
-def test_a_process_that_dies_leaves_a_checkpoint_that_loads(kind: str, moment: str, tmp_path: Path) -> None:
+def test_a_process_that_dies_leaves_a_checkpoint_that_loads(
+    kind: str, moment: str, tmp_path: Path
+) -> None:
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_run, args=(r, dying, 2, str(tmp_path), (kind, moment, str(tmp_path)))) for r in range(2)]
+    processes = [
+        context.Process(
+            target=_run, args=(r, dying, 2, str(tmp_path), (kind, moment, str(tmp_path)))
+        )
+        for r in range(2)
+    ]
     for process in processes:
         process.start()
     deadline = time.monotonic() + 120
@@ -472,7 +581,9 @@ def test_a_process_that_dies_leaves_a_checkpoint_that_loads(kind: str, moment: s
     weights, state = get_state_dict(model, optimizer)
     saved = {"model": weights, "optimizer": state}
     dcp.load(saved, checkpoint_id=str(tmp_path / "checkpoint"), no_dist=True)
-    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
+    )
     other = network()
     other_optimizer = torch.optim.Adam(other.parameters(), 1e-2)
     train(other, other_optimizer, data((3, 16, 6)))

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import pathcond
-from pathcond.cli import app
-from pathcond.experiments import document
+from pathcond.cli.commands import app
 from pathcond.rules import RULES
 from pathcond.rules.document import page
+from pathcond_paper import document
 
 from .zoo import entries
 
@@ -26,14 +26,20 @@ def test_supported_operations_are_up_to_date() -> None:
 
 def test_the_page_of_results_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert Path("docs/reproduction.md").read_text() == document.page(Path("results/paper"), Path("docs/reproduction.md"))
+    assert Path("docs/reproduction.md").read_text() == document.page(
+        Path("results/paper"), Path("docs/reproduction.md")
+    )
 
 
 @pytest.mark.parametrize(("page", "tables"), [("README.md", 1), ("docs/getting-started.md", 3)])
-def test_the_quick_start_runs_and_prints_what_it_says(page: str, tables: int, capsys: pytest.CaptureFixture) -> None:
+def test_the_quick_start_runs_and_prints_what_it_says(
+    page: str, tables: int, capsys: pytest.CaptureFixture
+) -> None:
     text = (ROOT / page).read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    shown = re.findall(r"```\n((?:Sequential conditioned|Symmetry of|Rescaling will do).*?)```", text, re.S)
+    shown = re.findall(
+        r"```\n((?:Sequential conditioned|Symmetry of|Rescaling will do).*?)```", text, re.S
+    )
     assert len(shown) == tables
     scope: dict = {}
     exec("\n".join(blocks), scope)
@@ -48,7 +54,9 @@ def test_the_quick_start_runs_and_prints_what_it_says(page: str, tables: int, ca
 
 
 def test_the_factory_of_the_command_line_page_is_a_target(tmp_path: Path) -> None:
-    code = re.search(r"```python\n(# my_model.py\n.*?)```", (ROOT / "docs" / "command-line.md").read_text(), re.S)
+    code = re.search(
+        r"```python\n(# my_model.py\n.*?)```", (ROOT / "docs" / "command-line.md").read_text(), re.S
+    )
     assert code
     (tmp_path / "my_model.py").write_text(code[1])
     result = CliRunner().invoke(app, ["inspect", f"{tmp_path / 'my_model.py'}:build", "--paths"])
@@ -65,10 +73,14 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
 
 def test_the_picture_is_what_its_script_draws() -> None:
     scope = runpy.run_path(str(ROOT / "docs" / "images" / "rescaling.py"))
-    assert (ROOT / "docs" / "images" / "rescaling.svg").read_text(encoding="utf-8") == scope["picture"]()
-    reached = {name: scope["descent"](weights)[-1] for name, weights in
-               (("plain", scope["START"]), ("rescaled", scope["rescaled"](scope["START"])))}  # fmt: skip
-    left = {name: math.dist(point, scope["GOAL"]) for name, point in reached.items()}
+    assert (ROOT / "docs" / "images" / "rescaling.svg").read_text(encoding="utf-8") == scope[
+        "picture"
+    ]()
+    weights = {"plain": scope["START"], "rescaled": scope["rescaled"](scope["START"])}
+    left = {
+        name: math.dist(scope["descent"](start)[-1], scope["GOAL"])
+        for name, start in weights.items()
+    }
     assert left["rescaled"] < 0.1 * left["plain"]
 
 
@@ -76,13 +88,19 @@ def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> 
     text = (ROOT / "docs" / "conditioning.md").read_text()
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.S)
     exec(code, {})
-    printed, stated = (dict(re.findall(r"(.+): × (\S+)", lines)) for lines in (capsys.readouterr().out, shown))
-    assert {name: float(pace) for name, pace in printed.items()} == pytest.approx({k: float(v) for k, v in stated.items()}, rel=0.1)
+    printed, stated = (
+        dict(re.findall(r"(.+): × (\S+)", lines)) for lines in (capsys.readouterr().out, shown)
+    )
+    assert {name: float(pace) for name, pace in printed.items()} == pytest.approx(
+        {k: float(v) for k, v in stated.items()}, rel=0.1
+    )
 
 
 def _without_figures(text: str) -> str:
     """Words only: figures, bars and line breaks vary with the machine."""
-    return " ".join(re.sub(r"[-+]?\d[\d.,]*(e[-+]\d+)?|[▁▂▃▄▅▆▇█]+", "#", text).replace("# #", "#").split()).replace("# #", "#")
+    return " ".join(
+        re.sub(r"[-+]?\d[\d.,]*(e[-+]\d+)?|[▁▂▃▄▅▆▇█]+", "#", text).replace("# #", "#").split()
+    ).replace("# #", "#")
 
 
 def test_the_table_of_models_covers_the_collection() -> None:
@@ -95,7 +113,10 @@ def test_rules_are_real_operations() -> None:
     import torch
 
     own = [op for op in RULES if "::" not in op]  # others are defined by other libraries
-    packets = {op: getattr(torch.ops.aten, op, None) or getattr(torch.ops.aten, f"{op}_", None) for op in own}
+    packets = {
+        op: getattr(torch.ops.aten, op, None) or getattr(torch.ops.aten, f"{op}_", None)
+        for op in own
+    }
     assert not [op for op, packet in packets.items() if packet is None]
 
 

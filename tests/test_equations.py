@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathcond.equations import Equations
-from pathcond.labels import ANY, FIXED
+from pathcond.rules.equations import Equations
+from pathcond.rules.labels import ANY, FIXED
 
 
 def ids(*labels: int) -> torch.Tensor:
@@ -37,7 +37,9 @@ def test_solutions_are_the_null_space(system: tuple[int, list[tuple[str, list[in
             equations.pin(ids(chosen[0]), by=None, reason="")
             row[chosen[0]] += 1
         elif kind == "require":
-            equations.require([(1, ids(chosen[0])), (2, ids(chosen[1])), (-1, ids(chosen[2]))], by=None)
+            equations.require(
+                [(1, ids(chosen[0])), (2, ids(chosen[1])), (-1, ids(chosen[2]))], by=None
+            )
             for label, c in zip(chosen, (1, 2, -1), strict=True):
                 row[label] += c
         else:  # the product is asked to be as large as its first factor squared
@@ -52,7 +54,9 @@ def test_solutions_are_the_null_space(system: tuple[int, list[tuple[str, list[in
     units = sorted({unit for form in forms for unit in form})
     assert len(units) == count + 1 - int(torch.linalg.matrix_rank(matrix))
     values = torch.randn(equations.count, dtype=torch.float64)
-    t = torch.tensor([sum(c * values[unit] for unit, c in form.items()) for form in forms], dtype=torch.float64)
+    t = torch.tensor(
+        [sum(c * values[unit] for unit, c in form.items()) for form in forms], dtype=torch.float64
+    )
     assert (matrix @ t).abs().max() < 1e-9
     assert all(isinstance(c, int) for form in forms for c in form.values())
 

@@ -1,4 +1,6 @@
-"""Mixtures of experts: which parameters are read depends on the data, and every expert has scales of its own."""
+"""Mixtures of experts: which parameters are read depends on the data, and every expert has scales
+of its own.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond import stubs
-from pathcond.lifting import capture_sample
-from pathcond.outputs import output_change
+from pathcond.capture.outputs import output_change
+from pathcond.lifting.lifting import capture_sample
+from pathcond.opaque.around import stubs
 from pathcond.reference import count_symmetries
 
 from .cases import Calls
@@ -74,14 +76,17 @@ def by_index_select(self: Any, x: Tensor) -> Tensor:
 
 
 STACKED: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {
-    # {name: (network, its units by hand)}: one per expert and hidden unit, two where a gate has a scale of its own
+    # {name: (network, its units by hand)}: one per expert and hidden unit, two where a gate has a
+    # scale of its own
     "one expert": (lambda: stacked(one_expert), 12),
     "two experts": (lambda: stacked(two_experts), 12),
     "gated": (lambda: stacked(gated, up=2 * HIDDEN), 24),
     "biases": (
         # The numerical rank knows lines of parameters: with an axis of size 1, each element is one.
         lambda: stacked(
-            with_biases, b1=nn.Parameter(torch.randn(EXPERTS, HIDDEN, 1)), b2=nn.Parameter(torch.randn(EXPERTS, OUT, 1))
+            with_biases,
+            b1=nn.Parameter(torch.randn(EXPERTS, HIDDEN, 1)),
+            b2=nn.Parameter(torch.randn(EXPERTS, OUT, 1)),
         ),
         12,
     ),
@@ -90,17 +95,27 @@ STACKED: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {
 }
 
 
-def changes(model: nn.Module, x: Tensor, symmetry: pathcond.Symmetry, batches: list[Any]) -> list[float]:
-    """Relative change of the outputs of each batch, in both modes, under random log-scales in [-2, 2]."""
+def changes(
+    model: nn.Module, x: Tensor, symmetry: pathcond.Symmetry, batches: list[Any]
+) -> list[float]:
+    """Relative change of the outputs of each batch, in both modes, under random log-scales in [-2,
+    2].
+    """
     modes = [(batch, training) for batch in [x, *batches] for training in (False, True)]
     before = [outputs(model, batch, training=training) for batch, training in modes]
-    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False)
+    pathcond.rescale_(
+        model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False
+    )
     after = [outputs(model, batch, training=training) for batch, training in modes]
     return [output_change(b, a) for b, a in zip(before, after, strict=True)]
 
 
 def other_batches() -> list[Tensor]:
-    return [torch.randn(12, WIDTH).double(), torch.randn(5, WIDTH).double(), torch.randn(1, WIDTH).double()]
+    return [
+        torch.randn(12, WIDTH).double(),
+        torch.randn(5, WIDTH).double(),
+        torch.randn(1, WIDTH).double(),
+    ]
 
 
 @pytest.mark.parametrize("name", STACKED)
@@ -149,9 +164,11 @@ def test_experts_of_a_grouped_product_have_units_of_their_own() -> None:
         return out[order.argsort()]
 
     model = Calls(
-        forward, router=nn.Linear(8, EXPERTS), w1=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
+        forward,
+        router=nn.Linear(8, EXPERTS),
+        w1=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
         w2=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
-    ).bfloat16()  # fmt: skip
+    ).bfloat16()
     x = torch.randn(24, 8).bfloat16()
     symmetry = pathcond.find_symmetry(model, x)
     assert symmetry.num_units == EXPERTS * 16
@@ -167,46 +184,71 @@ def test_experts_of_a_grouped_product_have_units_of_their_own() -> None:
 
 def test_a_grouped_product_whose_groups_differ_from_those_before_equates_the_experts() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
-        ends = torch.histc(self.router(x).softmax(-1).argmax(-1).float(), EXPERTS, 0, EXPERTS - 1).cumsum(0).int()
+        ends = (
+            torch.histc(self.router(x).softmax(-1).argmax(-1).float(), EXPERTS, 0, EXPERTS - 1)
+            .cumsum(0)
+            .int()
+        )
         hidden = F.relu(torch._grouped_mm(x, self.w1, offs=ends))
         return torch._grouped_mm(hidden, self.w2, offs=(ends - 1).clamp(min=0))
 
     model = Calls(
-        forward, router=nn.Linear(8, EXPERTS), w1=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
+        forward,
+        router=nn.Linear(8, EXPERTS),
+        w1=nn.Parameter(torch.randn(EXPERTS, 8, 16)),
         w2=nn.Parameter(torch.randn(EXPERTS, 16, 8)),
-    ).bfloat16()  # fmt: skip
+    ).bfloat16()
     assert pathcond.find_symmetry(model, torch.randn(24, 8).bfloat16()).num_units == 16
 
 
-# Programs in which what the second look-up reads is not what the first one made for the same expert.
+# Programs in which what the second look-up reads is not what the first one made for the same
+# expert.
 HOSTILE: dict[str, Callable[..., Any]] = {
     "tokens turned round": lambda self, x, i, h: times(self.w2[i], h.flip(0)),
     "tokens moved on": lambda self, x, i, h: times(self.w2[i], h.roll(1, 0)),
     "tokens shifted by a slice": lambda self, x, i, h: times(self.w2[i][1:], h[:-1]),
-    "tokens in another order": lambda self, x, i, h: times(self.w2[i], h[torch.arange(len(x) - 1, -1, -1)]),
+    "tokens in another order": lambda self, x, i, h: times(
+        self.w2[i], h[torch.arange(len(x) - 1, -1, -1)]
+    ),
     "tokens sorted": lambda self, x, i, h: times(self.w2[i], h[x[:, 0].argsort()]),
     "experts sorted": lambda self, x, i, h: times(self.w2[i.sort()[0]], h),
     "the next expert": lambda self, x, i, h: times(self.w2[(i + 1) % EXPERTS], h),
     "another index": lambda self, x, i, h: times(self.w2[x.argmin(-1)], h),
     "the index of another token": lambda self, x, i, h: times(self.w2[i[:1].expand(len(x))], h),
     "one expert for all tokens": lambda self, x, i, h: h @ self.w2[i[0]].t(),
-    "a mean over tokens": lambda self, x, i, h: times(self.w2[i], h.mean(0, keepdim=True).expand_as(h)),
+    "a mean over tokens": lambda self, x, i, h: times(
+        self.w2[i], h.mean(0, keepdim=True).expand_as(h)
+    ),
     "a running sum over tokens": lambda self, x, i, h: times(self.w2[i], h.cumsum(0)),
-    "attention between tokens": lambda self, x, i, h: times(self.w2[i], (x @ x.t()).softmax(-1) @ h),
+    "attention between tokens": lambda self, x, i, h: times(
+        self.w2[i], (x @ x.t()).softmax(-1) @ h
+    ),
     "a residual of another expert": lambda self, x, i, h: times(self.w2[i], h + h.flip(0)),
-    "a sum with what has no scale": lambda self, x, i, h: times(self.w2[i], h + x.sum(-1, keepdim=True)),
+    "a sum with what has no scale": lambda self, x, i, h: times(
+        self.w2[i], h + x.sum(-1, keepdim=True)
+    ),
     "a product with another expert's": lambda self, x, i, h: times(self.w2[i], h * h.flip(0)),
     "one matrix for all experts": lambda self, x, i, h: F.relu(h) @ self.w2[0].t(),
     "tokens as features": lambda self, x, i, h: times(self.w2[i[:4]], h[:4].t()),
-    "tokens and features mixed by a reshape": lambda self, x, i, h: times(self.w2[i], h.t().reshape(h.shape)),
-    "a factor that depends on the expert": lambda self, x, i, h: times(self.w2[i], h * (1 + i.unsqueeze(-1))),
-    "a norm over features": lambda self, x, i, h: times(self.w2[i], h / (1 + h.norm(dim=-1, keepdim=True))),
-    "compared with the next": lambda self, x, i, h: times(self.w2[i], torch.maximum(h, h.roll(1, 0))),
-    "written into a table": lambda self, x, i, h: times(self.w2[i], torch.zeros_like(h).index_put((i,), h, accumulate=True)),
+    "tokens and features mixed by a reshape": lambda self, x, i, h: times(
+        self.w2[i], h.t().reshape(h.shape)
+    ),
+    "a factor that depends on the expert": lambda self, x, i, h: times(
+        self.w2[i], h * (1 + i.unsqueeze(-1))
+    ),
+    "a norm over features": lambda self, x, i, h: times(
+        self.w2[i], h / (1 + h.norm(dim=-1, keepdim=True))
+    ),
+    "compared with the next": lambda self, x, i, h: times(
+        self.w2[i], torch.maximum(h, h.roll(1, 0))
+    ),
+    "written into a table": lambda self, x, i, h: times(
+        self.w2[i], torch.zeros_like(h).index_put((i,), h, accumulate=True)
+    ),
     "read twice": lambda self, x, i, h: times(self.w2[i], h) + times(self.w2[i.flip(0)], h),
     "the stack itself is read": lambda self, x, i, h: times(self.w2[i], h) + self.w1.sum(),
     "the last of the stack": lambda self, x, i, h: times(self.w2[i - 1], h),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -238,8 +280,12 @@ def copied_after_it_was_written(i: Tensor) -> Tensor:
     return i.clone()
 
 
-@pytest.mark.parametrize("change", [written_in_place, copied_before_it_is_written, copied_after_it_was_written])
-def test_an_index_that_is_written_between_look_ups_is_another_index(change: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "change", [written_in_place, copied_before_it_is_written, copied_after_it_was_written]
+)
+def test_an_index_that_is_written_between_look_ups_is_another_index(
+    change: Callable[[Tensor], Tensor],
+) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         chosen = self.router(x).softmax(-1).argmax(-1)
         hidden = F.relu(times(self.w1[chosen], x))
@@ -251,11 +297,13 @@ def test_an_index_that_is_written_between_look_ups_is_another_index(change: Call
     assert max(changes(model, x, symmetry, other_batches())) < 1e-10
 
 
-# -- experts that are modules, called by a dispatch that cannot be followed ---------------------------
+# -- experts that are modules, called by a dispatch that cannot be followed ------------------------
 
 
 class Dispatch(nn.Module):
-    """Each token goes to one expert; experts are called one after the other on the tokens that chose them."""
+    """Each token goes to one expert; experts are called one after the other on the tokens that
+    chose them.
+    """
 
     def __init__(self, *experts: nn.Module, width: int = WIDTH) -> None:
         super().__init__()
@@ -295,7 +343,13 @@ class GatedExpert(Expert):
 
 def around(dispatch: nn.Module) -> tuple[nn.Module, Tensor]:
     """Two layers in front of a dispatch, with four units of their own, and one behind it."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, WIDTH), dispatch, nn.Linear(WIDTH, 2)).double().eval()
+    model = (
+        nn.Sequential(
+            nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, WIDTH), dispatch, nn.Linear(WIDTH, 2)
+        )
+        .double()
+        .eval()
+    )
     x = torch.randn(40, 3).double()
     spread(dispatch.router, model[:3](x))  # type: ignore[arg-type]
     return model, x
@@ -314,7 +368,10 @@ def reached(model: nn.Module, x: Tensor) -> set[int]:
 
 EXPERT_MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "two layers": (Expert, HIDDEN),
-    "a Sequential": (lambda: nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)), HIDDEN),
+    "a Sequential": (
+        lambda: nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)),
+        HIDDEN,
+    ),
     "gated": (GatedExpert, 2 * HIDDEN),
 }
 
@@ -325,7 +382,8 @@ def test_experts_behind_a_sparse_dispatch_are_rescaled_one_by_one(name: str) -> 
     model, x = around(Dispatch(*(expert() for _ in range(EXPERTS))))
     assert reached(model, x) == set(range(EXPERTS))
     symmetry = pathcond.find_symmetry(model, x)
-    # Scales at the entrance and at the exit of the dispatch exist, but it cannot be known that it keeps them.
+    # Scales at the entrance and at the exit of the dispatch exist, but it cannot be known that it
+    # keeps them.
     assert symmetry.num_units == 4 + EXPERTS * units == count_symmetries(model, x) - 2 * WIDTH
     batches = [torch.randn(size, 3).double() for size in (40, 7, 1)]
     assert max(changes(model, x, symmetry, batches)) < 1e-10
@@ -336,14 +394,23 @@ def test_conditioning_experts_behind_a_dispatch_twice_does_nothing(calibrate: bo
     model, x = around(Dispatch(*(GatedExpert() for _ in range(EXPERTS))))
     symmetry, sample = pathcond.find_symmetry(model, x), capture_sample(model, x)
     log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
-    before, factors = pathcond.diag_g(model, sample, calibrate=calibrate), symmetry.factors(log_scales)
-    assert all(bool((g > 0).any()) for name, g in before.items() if "experts" in name or not name.startswith("3."))
+    before, factors = (
+        pathcond.diag_g(model, sample, calibrate=calibrate),
+        symmetry.factors(log_scales),
+    )
+    assert all(
+        bool((g > 0).any())
+        for name, g in before.items()
+        if "experts" in name or not name.startswith("3.")
+    )
     pathcond.rescale_(model, symmetry, log_scales)
     after = pathcond.diag_g(model, sample, calibrate=calibrate)
     for name, g in before.items():
         torch.testing.assert_close(after[name] * factors[name] ** 2, g, rtol=1e-9, atol=0)
     moved = pathcond.condition_(model, x, calibrate=calibrate)
-    assert all(bool(moved.log_scales[list(group.units)].abs().max() > 1e-3) for group in moved.groups)
+    assert all(
+        bool(moved.log_scales[list(group.units)].abs().max() > 1e-3) for group in moved.groups
+    )
     assert bool(pathcond.condition_(model, x, calibrate=calibrate).log_scales.abs().max() < 1e-6)
 
 
@@ -358,7 +425,9 @@ def test_an_expert_that_the_example_never_reaches_is_named_and_left_alone() -> N
     assert never == {f"3.experts.1.{name}" for name, _ in Expert().named_parameters()}
     before = {name: value.clone() for name, value in model[3].experts[1].state_dict().items()}
     pathcond.condition_(model, x)
-    assert all(torch.equal(value, before[name]) for name, value in model[3].experts[1].state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model[3].experts[1].state_dict().items()
+    )
 
 
 def test_what_is_shared_with_an_expert_that_is_never_reached_stays_as_it_is() -> None:
@@ -382,7 +451,9 @@ def test_nothing_is_rescaled_where_the_dispatch_reads_its_experts_parameters() -
     model, x = around(Reading(*(Expert() for _ in range(EXPERTS))))
     symmetry = pathcond.find_symmetry(model, x)
     assert symmetry.num_units == 4
-    assert {pin.name for pin in symmetry.pinned if not pin.units} >= {f"3.experts.{i}.up.weight" for i in range(EXPERTS)}
+    assert {pin.name for pin in symmetry.pinned if not pin.units} >= {
+        f"3.experts.{i}.up.weight" for i in range(EXPERTS)
+    }
     assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
 
 
@@ -406,7 +477,9 @@ def test_a_parameter_that_the_dispatch_hands_to_an_expert_stays_as_it_is() -> No
 
 
 class OfOneRow(Dispatch):
-    """On one row the dispatch does something else with its expert; the example never sends a single row."""
+    """On one row the dispatch does something else with its expert; the example never sends a single
+    row.
+    """
 
     def call(self, expert: nn.Module, rows: Tensor) -> Tensor:
         return expert(rows) if len(rows) > 1 else self.other(expert, rows)  # type: ignore[no-any-return]
@@ -435,13 +508,20 @@ class CallsAPartByItsPlace(OfOneRow):
         return expert[0](rows).mean(-1, keepdim=True)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("dispatch", [ReadsAParameter, CallsAPart, ReadsAllParameters, CallsAPartByItsPlace])
-def test_a_branch_that_the_example_does_not_take_may_reach_into_an_expert(dispatch: type[OfOneRow]) -> None:
+@pytest.mark.parametrize(
+    "dispatch", [ReadsAParameter, CallsAPart, ReadsAllParameters, CallsAPartByItsPlace]
+)
+def test_a_branch_that_the_example_does_not_take_may_reach_into_an_expert(
+    dispatch: type[OfOneRow],
+) -> None:
     build = EXPERT_MODULES["a Sequential" if dispatch is CallsAPartByItsPlace else "two layers"][0]
     model, x = around(dispatch(*(build() for _ in range(EXPERTS))))
     symmetry = pathcond.find_symmetry(model, x)
     assert symmetry.num_units == 4
-    assert max(changes(model, x, symmetry, [torch.randn(1, 3).double(), torch.randn(4, 3).double()])) < 1e-10
+    assert (
+        max(changes(model, x, symmetry, [torch.randn(1, 3).double(), torch.randn(4, 3).double()]))
+        < 1e-10
+    )
 
 
 def test_a_dispatch_inside_an_expert_of_a_dispatch() -> None:
@@ -469,7 +549,11 @@ def test_one_expert_under_two_names_and_called_in_two_ways() -> None:
     class Optional(Expert):
         def forward(self, x: Tensor, *, scaled: bool = False) -> Tensor:  # type: ignore[override]
             hidden = F.relu(self.up(x))
-            return self.down(hidden / (1 + hidden.sum(-1, keepdim=True))) if scaled else self.down(hidden)  # type: ignore[no-any-return]
+            return (
+                self.down(hidden / (1 + hidden.sum(-1, keepdim=True)))
+                if scaled
+                else self.down(hidden)
+            )  # type: ignore[no-any-return]
 
     class Twice(Dispatch):
         def call(self, expert: nn.Module, rows: Tensor) -> Tensor:
@@ -497,9 +581,15 @@ def test_a_dispatch_that_writes_into_its_input_makes_its_caller_opaque() -> None
 
 def test_nothing_of_the_model_changes_while_a_dispatch_is_captured() -> None:
     model, x = around(Dispatch(*(Expert() for _ in range(EXPERTS))))
-    before = {name: (module.training, vars(module).keys(), len(module._forward_hooks)) for name, module in model.named_modules()}
+    before = {
+        name: (module.training, vars(module).keys(), len(module._forward_hooks))
+        for name, module in model.named_modules()
+    }
     pathcond.find_symmetry(model, x)
-    after = {name: (module.training, vars(module).keys(), len(module._forward_hooks)) for name, module in model.named_modules()}
+    after = {
+        name: (module.training, vars(module).keys(), len(module._forward_hooks))
+        for name, module in model.named_modules()
+    }
     assert before == after
     assert not stubs._recorded
 
@@ -515,7 +605,13 @@ def test_a_part_that_export_fails_in_is_left_alone_and_the_rest_is_found() -> No
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(torch.from_numpy(x.detach().numpy() * 2))  # type: ignore[no-any-return]
 
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, WIDTH), Leaves(), nn.Linear(WIDTH, 2)).double().eval()
+    model = (
+        nn.Sequential(
+            nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, WIDTH), Leaves(), nn.Linear(WIDTH, 2)
+        )
+        .double()
+        .eval()
+    )
     x = torch.randn(6, 3).double()
     symmetry = pathcond.find_symmetry(model, x)
     assert symmetry.num_units == 4 + HIDDEN
@@ -527,7 +623,9 @@ def test_a_detector_that_needs_targets_in_train_mode_says_so() -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.features = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT))
+            self.features = nn.Sequential(
+                nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT)
+            )
 
         def forward(self, x: Tensor, target: Tensor | None = None) -> Tensor:
             scores = self.features(x)
@@ -538,6 +636,10 @@ def test_a_detector_that_needs_targets_in_train_mode_says_so() -> None:
             return scores[scores[:, 0] > 0]
 
     x = torch.randn(12, WIDTH)
-    with pytest.raises(pathcond.UnsupportedModelError, match=r"fails in train mode .* targets are missing"):
+    with pytest.raises(
+        pathcond.UnsupportedModelError,
+        match=r"fails in train mode .* targets "
+        r"are missing",
+    ):
         pathcond.find_symmetry(Detector(), x)
     assert pathcond.find_symmetry(Detector(), (x, torch.zeros(12, OUT))).num_units == HIDDEN

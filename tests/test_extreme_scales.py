@@ -1,6 +1,8 @@
-"""Models whose optimum runs away: tokens that start at zero, tiny embeddings, a share of ε that bounds a scale.
+"""Models whose optimum runs away: tokens that start at zero, tiny embeddings, a share of ε that
+bounds a scale.
 
-They are what small transformers from a configuration show (benchmarks/transformers_training.py), cut down to a few modules.
+They are what small transformers from a configuration show (benchmarks/transformers_training.py),
+cut down to a few modules.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond import CoordinateDescent, condition_, diag_g
-from pathcond.balance import WIDTH, balance_bounds
-from pathcond.experiments.architectures import mlp
+from pathcond.networks import mlp
+from pathcond.solvers.balance import WIDTH, balance_bounds
 
 from .cases import make
 
 
 class Tokens(nn.Module):
-    """A transformer of one layer, whose class token and positions start as they do in DeiT and YOLOS: at zero."""
+    """A transformer of one layer, whose class token and positions start as they do in DeiT and
+    YOLOS: at zero.
+    """
 
     def __init__(self, size: float = 0.02, width: int = 16) -> None:
         super().__init__()
@@ -47,7 +51,9 @@ class Tokens(nn.Module):
         return self.head(self.last(h))
 
 
-def trained(model: nn.Module, x: Tensor, optimizer: type[torch.optim.Optimizer], steps: int = 20) -> float:
+def trained(
+    model: nn.Module, x: Tensor, optimizer: type[torch.optim.Optimizer], steps: int = 20
+) -> float:
     """The loss after some steps; NaN or infinite if training diverges."""
     target = torch.randn(model(x).shape, generator=torch.Generator().manual_seed(7))
     stepper = optimizer(model.parameters(), lr=1e-3)
@@ -93,7 +99,9 @@ def test_all_rescalings_of_a_model_have_one_point_of_balance() -> None:
     t = torch.rand(symmetry.num_units, dtype=torch.float64) * 10 - 5
     pathcond.rescale_(model, symmetry, t, verify=False)
     for one, other in zip(before, balance_bounds(symmetry, model, wide), strict=True):
-        torch.testing.assert_close(symmetry.combination @ one, symmetry.combination @ (other + t), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            symmetry.combination @ one, symmetry.combination @ (other + t), rtol=0, atol=1e-5
+        )
 
 
 def test_a_unit_that_reads_into_zeros_stays() -> None:
@@ -150,23 +158,35 @@ def norms(scale: float, eps: float, tracked: bool) -> tuple[nn.Module, Tensor]:
 
 @pytest.mark.parametrize("tracked", [False, True])
 @pytest.mark.parametrize("normalization", ["absorb", "full"])
-@pytest.mark.parametrize(("scale", "eps"), [(1, 1e-5), (1, 1e-3), (0.3, 1e-3), (0.05, 1e-5), (0.01, 1e-3)])
-def test_twice_does_nothing_where_epsilon_bounds_a_scale(scale: float, eps: float, normalization: str, tracked: bool) -> None:
+@pytest.mark.parametrize(
+    ("scale", "eps"), [(1, 1e-5), (1, 1e-3), (0.3, 1e-3), (0.05, 1e-5), (0.01, 1e-3)]
+)
+def test_twice_does_nothing_where_epsilon_bounds_a_scale(
+    scale: float, eps: float, normalization: str, tracked: bool
+) -> None:
     model, x = norms(scale, eps, tracked)
     assert condition_(model, x, normalization=normalization).output_change_train <= 1e-2
     assert float(condition_(model, x, normalization=normalization).log_scales.abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize(("scale", "eps", "train_tolerance"), [(3, 1e-4, 1e-3), (0.3, 1e-5, 3e-4), (1, 1e-5, 1e-4)])
-def test_twice_does_nothing_where_the_box_had_to_be_tightened(scale: float, eps: float, train_tolerance: float) -> None:
-    """Compared with the model that the first call left, the larger box may seem harmless: in the first case it would."""
+@pytest.mark.parametrize(
+    ("scale", "eps", "train_tolerance"), [(3, 1e-4, 1e-3), (0.3, 1e-5, 3e-4), (1, 1e-5, 1e-4)]
+)
+def test_twice_does_nothing_where_the_box_had_to_be_tightened(
+    scale: float, eps: float, train_tolerance: float
+) -> None:
+    """Compared with the model that the first call left, the larger box may seem harmless: in the
+    first case it would.
+    """
     model, x = norms(scale, eps, tracked=False)
     wide = condition_(copy.deepcopy(model), x, train_tolerance=1.0).log_scales
     report = condition_(model, x, train_tolerance=train_tolerance)
     assert report.output_change_train <= train_tolerance
     assert float((report.log_scales - wide).abs().max()) > 0.1
     assert float(report.log_scales.abs().max()) > 0.1
-    assert float(condition_(model, x, train_tolerance=train_tolerance).log_scales.abs().max()) < 1e-6
+    assert (
+        float(condition_(model, x, train_tolerance=train_tolerance).log_scales.abs().max()) < 1e-6
+    )
 
 
 def test_the_box_of_epsilon_does_not_move_with_the_model() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.graph import capture
+from pathcond.capture.graph import capture
 
 from .cases import Calls
 
@@ -34,7 +34,9 @@ def test_inputs_as_tensor_tuple_and_dict() -> None:
     model = Calls(lambda self, x: self.net(x), net=mlp())
     model.forward = lambda input: model.net(input)  # a keyword to call it by
     x = torch.randn(5, 3)
-    assert {pathcond.find_symmetry(model, inputs).num_units for inputs in (x, (x,), [x], {"input": x})} == {4}
+    assert {
+        pathcond.find_symmetry(model, inputs).num_units for inputs in (x, (x,), [x], {"input": x})
+    } == {4}
 
 
 def test_lazy_modules() -> None:
@@ -57,7 +59,8 @@ def test_quantised_weights() -> None:
 
 def test_quantised_modules() -> None:
     class Packed(nn.Module):
-        __module__ = "torch.ao.nn.quantized.modules.linear"  # keeps its weights where no parameter shows them
+        # keeps its weights where no parameter shows them
+        __module__ = "torch.ao.nn.quantized.modules.linear"
 
         def forward(self, x: Tensor) -> Tensor:
             return x
@@ -98,7 +101,12 @@ def test_blocks_under_no_grad_are_inlined() -> None:
 
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
     graph = capture(model, torch.randn(5, 3), training=True)
-    assert [node.op for node in graph.nodes if node.op in ("arange", "cos", "linear")] == ["arange", "cos", "linear", "linear"]
+    assert [node.op for node in graph.nodes if node.op in ("arange", "cos", "linear")] == [
+        "arange",
+        "cos",
+        "linear",
+        "linear",
+    ]
     assert pathcond.find_symmetry(model, torch.randn(5, 3)).num_units == 4
 
 
@@ -126,8 +134,12 @@ def test_the_line_that_decides_is_named() -> None:
 
 
 def test_the_line_that_decides_is_named_on_the_meta_device() -> None:
-    model = Calls(lambda self, x: self.net(x) if self.net(x).mean() > 0 else x, net=mlp()).to("meta")
-    with pytest.raises(pathcond.UnsupportedModelError, match=r"test_graph\.py:\d+ .*decides by the value") as caught:
+    model = Calls(lambda self, x: self.net(x) if self.net(x).mean() > 0 else x, net=mlp()).to(
+        "meta"
+    )
+    with pytest.raises(
+        pathcond.UnsupportedModelError, match=r"test_graph\.py:\d+ .*decides by the value"
+    ) as caught:
         pathcond.find_symmetry(model, torch.randn(5, 3))
     assert "real device" in str(caught.value)
     assert "Guard" not in str(caught.value)
@@ -135,7 +147,9 @@ def test_the_line_that_decides_is_named_on_the_meta_device() -> None:
 
 def test_modules_compiled_by_jit() -> None:
     traced = torch.jit.trace(nn.Linear(4, 2), torch.randn(5, 4))
-    with pytest.raises(pathcond.UnsupportedModelError, match=r"module 1 was compiled by torch\.jit"):
+    with pytest.raises(
+        pathcond.UnsupportedModelError, match=r"module 1 was compiled by torch\.jit"
+    ):
         pathcond.find_symmetry(nn.Sequential(nn.Linear(3, 4), traced), torch.randn(5, 3))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.outputs import output_change
+from pathcond.capture.outputs import output_change
 
 from .cases import Calls, make
 from .zoo import outputs
@@ -31,7 +31,9 @@ class LoRA(nn.Module):
 
 def adapted() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(LoRA(nn.Linear(3, 4)), nn.ReLU(), LoRA(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 2))
+    model = nn.Sequential(
+        LoRA(nn.Linear(3, 4)), nn.ReLU(), LoRA(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 2)
+    )
     return model.double(), torch.randn(6, 3, dtype=torch.float64)
 
 
@@ -72,11 +74,15 @@ def test_weights_frozen_after_the_search_are_noticed() -> None:
     model, x = make("mlp")
     symmetry = pathcond.find_symmetry(model, x)
     model[2].requires_grad_(False)
-    with pytest.raises(pathcond.RescalingError, match=r"2\.bias, 2\.weight no longer requires a gradient"):
+    with pytest.raises(
+        pathcond.RescalingError, match=r"2\.bias, 2\.weight no longer requires a gradient"
+    ):
         pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units))
 
 
-@pytest.mark.parametrize(("exclude", "units"), [("4.weight", 4), ("2", 0), (["*.bias"], 0), (["0.*"], 5), ((), 9)])
+@pytest.mark.parametrize(
+    ("exclude", "units"), [("4.weight", 4), ("2", 0), (["*.bias"], 0), (["0.*"], 5), ((), 9)]
+)
 def test_excluded_parameters_stay(exclude: Any, units: int) -> None:
     model, x = make("mlp")
     symmetry = pathcond.find_symmetry(model, x, exclude=exclude)
@@ -90,7 +96,11 @@ def test_excluded_parameters_stay(exclude: Any, units: int) -> None:
 
 def test_a_name_that_excludes_nothing_is_an_error() -> None:
     model, x = make("mlp")
-    with pytest.raises(ValueError, match=r"exclude names no parameter or module of Sequential: 'head'"):
+    with pytest.raises(
+        ValueError,
+        match=r"exclude names no parameter or module of Sequential: "
+        r"'head'",
+    ):
         pathcond.find_symmetry(model, x, exclude=["0", "head"])
 
 
@@ -98,7 +108,12 @@ def test_excluding_one_name_of_a_tied_weight_holds_it() -> None:
     def forward(self: Any, ids: Tensor) -> Tensor:
         return F.linear(self.b(F.relu(self.a(self.embed(ids)))), self.head.weight)
 
-    parts = {"embed": nn.Embedding(7, 3), "a": nn.Linear(3, 4), "b": nn.Linear(4, 3), "head": nn.Linear(3, 7, bias=False)}
+    parts = {
+        "embed": nn.Embedding(7, 3),
+        "a": nn.Linear(3, 4),
+        "b": nn.Linear(4, 3),
+        "head": nn.Linear(3, 7, bias=False),
+    }
     model = Calls(forward, **parts)
     model.head.weight = model.embed.weight
     symmetry = pathcond.find_symmetry(model, torch.randint(0, 7, (5, 4)), exclude="head")

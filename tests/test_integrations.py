@@ -20,7 +20,11 @@ import numpy
 import pytest
 import torch
 import transformers
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
@@ -30,8 +34,8 @@ from pathcond.integrations.batches import first_batch
 from pathcond.integrations.lightning import PathCondCallback as LightningCallback
 from pathcond.integrations.shared import installed
 from pathcond.integrations.transformers import PathCondCallback as TransformersCallback
-from pathcond.problem import Problem
 from pathcond.solvers import Solution, Solver
+from pathcond.solvers.problem import Problem
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -58,12 +62,15 @@ class Double(Solver):
 
     def solve(self, problem: Problem) -> Solution:
         return replace(
-            Solution.nothing(problem.num_units, "doubled"), log_scales=torch.ones(problem.num_units).double().mul(2).log()
+            Solution.nothing(problem.num_units, "doubled"),
+            log_scales=torch.ones(problem.num_units).double().mul(2).log(),
         )
 
 
 class Gated(nn.Module):
-    """ReLU layers of uneven width, and a gate, whose value on the example batch enters diag(G); dropout if asked for."""
+    """ReLU layers of uneven width, and a gate, whose value on the example batch enters diag(G);
+    dropout if asked for.
+    """
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -77,7 +84,10 @@ class Gated(nn.Module):
 
 def samples() -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(SAMPLES, 6, generator=generator), torch.randint(3, (SAMPLES,), generator=generator))
+    return TensorDataset(
+        torch.randn(SAMPLES, 6, generator=generator),
+        torch.randint(3, (SAMPLES,), generator=generator),
+    )
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
@@ -96,14 +106,17 @@ class PowerCutError(Exception):
     pass
 
 
-# -- Lightning ------------------------------------------------------------------------------------------
+# -- Lightning -------------------------------------------------------------------------------------
 
 
 class Lit(pl.LightningModule):
     """Trains ``Gated``."""
 
     def __init__(
-        self, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam, lr: float = 0.05, **options: Any
+        self,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+        lr: float = 0.05,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.net, self.loss = Gated(**options), nn.CrossEntropyLoss()
@@ -129,7 +142,9 @@ class OtherOrderEveryEpoch(Sampler[int]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+        return iter(
+            torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        )
 
     def __len__(self) -> int:
         return SAMPLES
@@ -137,18 +152,30 @@ class OtherOrderEveryEpoch(Sampler[int]):
 
 def lightning_trainer(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
     settings = {"max_epochs": 1, "logger": False, "enable_checkpointing": False} | options
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0, "log_every_n_steps": 1}
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+    }
     return pl.Trainer(accelerator="cpu", callbacks=list(callbacks), **quiet, **settings)
 
 
-def fitted(module: pl.LightningModule, *callbacks: pl.Callback, shuffle: bool = False, **options: Any) -> pl.LightningModule:
-    lightning_trainer(*callbacks, **options).fit(module, DataLoader(samples(), BATCH, shuffle=shuffle))
+def fitted(
+    module: pl.LightningModule, *callbacks: pl.Callback, shuffle: bool = False, **options: Any
+) -> pl.LightningModule:
+    lightning_trainer(*callbacks, **options).fit(
+        module, DataLoader(samples(), BATCH, shuffle=shuffle)
+    )
     return module
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning", "transformers")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("lightning.pytorch", "pytorch_lightning", "transformers")
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -158,7 +185,9 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_lightning_conditions_before_the_first_step(given: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_lightning_conditions_before_the_first_step(
+    given: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """With learning rate 0 the weights after training are those that condition_ gives."""
     module = Lit(torch.optim.SGD, lr=0.0)
     inputs = torch.randn(BATCH, 6) if given else samples()[:BATCH][0]
@@ -177,7 +206,9 @@ def test_lightning_conditions_before_the_first_step(given: bool, caplog: pytest.
 def test_lightning_options_and_the_part_to_condition() -> None:
     module = Lit(torch.optim.SGD, lr=0.0)
     by_hand = copy.deepcopy(module)
-    pathcond.condition_(by_hand.net, samples()[:BATCH][0], solver=pathcond.ENorm(), normalization="paper")
+    pathcond.condition_(
+        by_hand.net, samples()[:BATCH][0], solver=pathcond.ENorm(), normalization="paper"
+    )
     fitted(module, LightningCallback(module="net", solver=pathcond.ENorm(), normalization="paper"))
     assert same(module, by_hand)
 
@@ -198,12 +229,24 @@ def test_lightning_counts_steps_not_batches_and_logs_them(tmp_path: Path) -> Non
     assert (handle.steps, handle.teleports, handle.epochs) == (2 * STEPS // 2, 2, 2)
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["pathcond/seconds"]]
-    # Lightning numbers the first step 0; it is also the step before which the model was conditioned.
-    assert [(int(row["step"]), float(row["pathcond/teleports"])) for row in rows] == [(0, 0), (1, 1), (3, 2)]
-    names = "objective_before objective_after output_change_eval output_change_train max_abs_log_scale seconds teleports"
-    assert {key for key in rows[0] if key.startswith("pathcond/")} == {f"pathcond/{name}" for name in names.split()}
+    # Lightning numbers the first step 0; it is also the step before which the model was
+    # conditioned.
+    assert [(int(row["step"]), float(row["pathcond/teleports"])) for row in rows] == [
+        (0, 0),
+        (1, 1),
+        (3, 2),
+    ]
+    names = (
+        "objective_before objective_after output_change_eval output_change_train max_abs_log_scale "
+        "seconds teleports"
+    )
+    assert {key for key in rows[0] if key.startswith("pathcond/")} == {
+        f"pathcond/{name}" for name in names.split()
+    }
     assert float(rows[0]["pathcond/objective_after"]) < float(rows[0]["pathcond/objective_before"])
-    assert float(rows[-1]["pathcond/max_abs_log_scale"]) == float(callback.report.log_scales.abs().max())
+    assert float(rows[-1]["pathcond/max_abs_log_scale"]) == float(
+        callback.report.log_scales.abs().max()
+    )
 
 
 def test_what_was_not_measured_is_not_logged(tmp_path: Path) -> None:
@@ -241,16 +284,26 @@ CHECKPOINTS = {
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.parametrize("every", [3, "epoch"])
 @pytest.mark.parametrize("saved", CHECKPOINTS)
-def test_lightning_resumed_run_equals_the_uninterrupted_one(saved: str, every: Any, tmp_path: Path) -> None:
-    """Example inputs are those of the first batch: each epoch begins with another one, so the checkpoint must bring them along."""
+def test_lightning_resumed_run_equals_the_uninterrupted_one(
+    saved: str, every: Any, tmp_path: Path
+) -> None:
+    """Example inputs are those of the first batch: each epoch begins with another one, so the
+    checkpoint must bring them along.
+    """
 
-    def run(epochs: int, *others: pl.Callback, checkpoint: Path | None = None) -> tuple[Validated, LightningCallback]:
+    def run(
+        epochs: int, *others: pl.Callback, checkpoint: Path | None = None
+    ) -> tuple[Validated, LightningCallback]:
         seeded(7 if checkpoint else 0)  # other weights and random numbers, were they not loaded
         module, callback = Validated(), LightningCallback(every=every)
         saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **CHECKPOINTS[saved])
-        trainer = lightning_trainer(callback, saving, *others, max_epochs=epochs, enable_checkpointing=True)
+        trainer = lightning_trainer(
+            callback, saving, *others, max_epochs=epochs, enable_checkpointing=True
+        )
         loader = DataLoader(samples(), BATCH, sampler=OtherOrderEveryEpoch())
-        trainer.fit(module, loader, DataLoader(samples(), BATCH), ckpt_path=checkpoint, weights_only=False)
+        trainer.fit(
+            module, loader, DataLoader(samples(), BATCH), ckpt_path=checkpoint, weights_only=False
+        )
         return module, callback
 
     whole, expected = run(3)
@@ -312,8 +365,15 @@ class TwoOptimizers(Lit):
         self.automatic_optimization = False
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        others = [*self.net.second.parameters(), *self.net.gate.parameters(), *self.net.last.parameters()]
-        return [torch.optim.Adam(self.net.first.parameters()), torch.optim.SGD(others, lr=0.1, momentum=0.9)]
+        others = [
+            *self.net.second.parameters(),
+            *self.net.gate.parameters(),
+            *self.net.last.parameters(),
+        ]
+        return [
+            torch.optim.Adam(self.net.first.parameters()),
+            torch.optim.SGD(others, lr=0.1, momentum=0.9),
+        ]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         for optimizer in self.optimizers():
@@ -323,7 +383,9 @@ class TwoOptimizers(Lit):
             optimizer.step()
 
 
-def test_lightning_manual_optimization_with_two_optimizers(caplog: pytest.LogCaptureFixture) -> None:
+def test_lightning_manual_optimization_with_two_optimizers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     callback = LightningCallback(every=2)
     fitted(TwoOptimizers(), callback)
     assert (callback.teleportation.steps, callback.teleportation.teleports) == (STEPS, 2)
@@ -331,9 +393,13 @@ def test_lightning_manual_optimization_with_two_optimizers(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("module", ["", "net"])
-@pytest.mark.parametrize("average", [partial(StochasticWeightAveraging, 1e-30, swa_epoch_start=1), EMAWeightAveraging])
+@pytest.mark.parametrize(
+    "average", [partial(StochasticWeightAveraging, 1e-30, swa_epoch_start=1), EMAWeightAveraging]
+)
 def test_lightning_averages_move_along(average: Callable[[], pl.Callback], module: str) -> None:
-    """With learning rate 0 the function stays as it was: so must that of the average, which the model gets at the end."""
+    """With learning rate 0 the function stays as it was: so must that of the average, which the
+    model gets at the end.
+    """
     model, x = Lit(torch.optim.SGD, lr=0.0), samples()[:][0]
     before = model(x)
     callback = LightningCallback(every=1, module=module, solver=Double())
@@ -370,24 +436,37 @@ def test_lightning_says_how_to_name_the_part_and_its_inputs() -> None:
     data = DataLoader([{"x": x, "y": y} for x, y in samples()], BATCH)
     with pytest.raises(TypeError, match=r"is a dict with x, y.*inputs=lambda batch"):
         lightning_trainer(LightningCallback()).fit(WithoutForward(), data)
-    with pytest.raises(pathcond.UnsupportedModelError, match=r"a part of WithoutForward \(net\): PathCondCallback\(module="):
-        lightning_trainer(LightningCallback(inputs=lambda batch: batch["x"])).fit(WithoutForward(), data)
+    with pytest.raises(
+        pathcond.UnsupportedModelError,
+        match=r"a part of WithoutForward \(net\): PathCondCallback\(module=",
+    ):
+        lightning_trainer(LightningCallback(inputs=lambda batch: batch["x"])).fit(
+            WithoutForward(), data
+        )
     callback = LightningCallback(inputs=lambda batch: batch["x"], module="net")
     lightning_trainer(callback).fit(WithoutForward(), data)
     assert callback.report.num_units == 24 + 5
-    lightning_trainer(LightningCallback(condition=False)).fit(WithoutForward(), data)  # asks for nothing that it does not need
+    # asks for nothing that it does not need
+    lightning_trainer(LightningCallback(condition=False)).fit(WithoutForward(), data)
 
 
 def test_sharded_strategies_are_refused_with_what_to_do() -> None:
     trainer = SimpleNamespace(strategy=pl.strategies.ModelParallelStrategy(), global_step=0)
-    with pytest.raises(ValueError, match=r"ModelParallelStrategy shards.*pathcond\.condition_.*pathcond\.prepare"):
+    with pytest.raises(
+        ValueError, match=r"ModelParallelStrategy shards.*pathcond\.condition_.*pathcond\.prepare"
+    ):
         LightningCallback().setup(trainer, Lit(), "fit")
-    for arguments, name in (({"fsdp": True, "deepspeed": None}, "FSDP"), ({"fsdp": None, "deepspeed": "zero.json"}, "DeepSpeed")):
-        with pytest.raises(ValueError, match=rf"{name} shards.*pathcond\.condition_.*pathcond\.prepare"):
+    for arguments, name in (
+        ({"fsdp": True, "deepspeed": None}, "FSDP"),
+        ({"fsdp": None, "deepspeed": "zero.json"}, "DeepSpeed"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{name} shards.*pathcond\.condition_.*pathcond\.prepare"
+        ):
             TransformersCallback().on_train_begin(SimpleNamespace(**arguments), None, None)
 
 
-# -- transformers ---------------------------------------------------------------------------------------
+# -- transformers ----------------------------------------------------------------------------------
 
 
 class Classifier(nn.Module):
@@ -399,7 +478,11 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.net(x)
-        return {"logits": logits} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+        return (
+            {"logits": logits}
+            if labels is None
+            else {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+        )
 
 
 class Noisy(Dataset[dict[str, Tensor]]):
@@ -410,7 +493,10 @@ class Noisy(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         x, label = samples()[index]
-        return {"x": x + 0.1 * torch.randn(6) + 0.1 * random.random() + 0.1 * numpy.random.rand(), "labels": label}
+        return {
+            "x": x + 0.1 * torch.randn(6) + 0.1 * random.random() + 0.1 * numpy.random.rand(),
+            "labels": label,
+        }
 
 
 def records() -> list[dict[str, Tensor]]:
@@ -419,7 +505,9 @@ def records() -> list[dict[str, Tensor]]:
 
 def llama() -> transformers.LlamaForCausalLM:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False}
-    config = transformers.LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, **heads)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, **heads
+    )
     return transformers.LlamaForCausalLM(config)
 
 
@@ -430,33 +518,69 @@ def sentences() -> list[dict[str, Tensor]]:
 
 
 def transformers_trainer(
-    model: nn.Module, data: Any, folder: Path, *callbacks: Any, optimizer: torch.optim.Optimizer | None = None, **options: Any
+    model: nn.Module,
+    data: Any,
+    folder: Path,
+    *callbacks: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    **options: Any,
 ) -> transformers.Trainer:
-    settings = {"max_steps": STEPS, "save_strategy": "no", "learning_rate": 0.01, "logging_strategy": "no"} | options
+    settings = {
+        "max_steps": STEPS,
+        "save_strategy": "no",
+        "learning_rate": 0.01,
+        "logging_strategy": "no",
+    } | options
     arguments = transformers.TrainingArguments(
-        str(folder), per_device_train_batch_size=BATCH, use_cpu=True, report_to=[], disable_tqdm=True, **settings
+        str(folder),
+        per_device_train_batch_size=BATCH,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        **settings,
     )
-    trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=list(callbacks), optimizers=(optimizer, None))
+    trainer = transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=data,
+        callbacks=list(callbacks),
+        optimizers=(optimizer, None),
+    )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
 
-def trained(model: nn.Module, data: Any, folder: Path, *callbacks: Any, resume: Path | None = None, **options: Any) -> Any:
+def trained(
+    model: nn.Module,
+    data: Any,
+    folder: Path,
+    *callbacks: Any,
+    resume: Path | None = None,
+    **options: Any,
+) -> Any:
     trainer = transformers_trainer(model, data, folder, *callbacks, **options)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     return trainer
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_transformers_conditions_before_the_first_step(given: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With learning rate 0 the weights after training are those that condition_ gives; BatchEncodings are inputs too."""
+def test_transformers_conditions_before_the_first_step(
+    given: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With learning rate 0 the weights after training are those that condition_ gives;
+    BatchEncodings are inputs too.
+    """
     model, data = llama(), sentences()
     tokens = torch.stack([row["input_ids"] for row in (data[-BATCH:] if given else data[:BATCH])])
     by_hand, fresh = copy.deepcopy(model), copy.deepcopy(model)
     expected = pathcond.condition_(by_hand, {"input_ids": tokens})
-    callback = TransformersCallback(transformers.BatchEncoding({"input_ids": tokens}) if given else None)
+    callback = TransformersCallback(
+        transformers.BatchEncoding({"input_ids": tokens}) if given else None
+    )
     with caplog.at_level(logging.INFO, "pathcond"):
-        trained(model, data, tmp_path, callback, learning_rate=0.0, train_sampling_strategy="sequential")
+        trained(
+            model, data, tmp_path, callback, learning_rate=0.0, train_sampling_strategy="sequential"
+        )
     assert same(model, by_hand)
     assert not same(model, fresh)
     assert torch.equal(callback.report.log_scales, expected.log_scales)
@@ -481,7 +605,9 @@ def test_transformers_takes_the_batch_that_training_begins_with(tmp_path: Path) 
 
 def test_transformers_counts_steps_not_batches_and_logs_them(tmp_path: Path) -> None:
     callback = TransformersCallback(every=2)
-    trainer = trained(Classifier(), records(), tmp_path, callback, gradient_accumulation_steps=2, max_steps=5)
+    trainer = trained(
+        Classifier(), records(), tmp_path, callback, gradient_accumulation_steps=2, max_steps=5
+    )
     assert (callback.teleportation.steps, callback.teleportation.teleports) == (5, 2)
     rows = [row for row in trainer.state.log_history if "pathcond/seconds" in row]
     assert [(row["step"], row["pathcond/teleports"]) for row in rows] == [(0, 0), (2, 1), (4, 2)]
@@ -497,14 +623,24 @@ def test_transformers_log_function_gets_the_metrics_and_the_loss_is_logged_as_be
         def __init__(self) -> None:
             self.heard: list[dict[str, float]] = []
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+        ) -> None:
             self.heard.append(dict(logs))
 
-    def run(callback: TransformersCallback | None, folder: str) -> tuple[Any, list[dict[str, float]]]:
+    def run(
+        callback: TransformersCallback | None, folder: str
+    ) -> tuple[Any, list[dict[str, float]]]:
         listening = Listening()
         seeded()
         trainer = transformers_trainer(
-            Classifier(), records(), tmp_path / folder, listening, max_steps=2 * STEPS, logging_strategy=strategy, logging_steps=1
+            Classifier(),
+            records(),
+            tmp_path / folder,
+            listening,
+            max_steps=2 * STEPS,
+            logging_strategy=strategy,
+            logging_steps=1,
         )
         if callback is not None:
             callback.log = trainer.log
@@ -514,10 +650,16 @@ def test_transformers_log_function_gets_the_metrics_and_the_loss_is_logged_as_be
 
     _, expected = run(None, "without")
     trainer, heard = run(TransformersCallback(every=every, solver=Nothing()), "with")
-    assert [row["loss"] for row in heard if "loss" in row] == [row["loss"] for row in expected if "loss" in row]
+    assert [row["loss"] for row in heard if "loss" in row] == [
+        row["loss"] for row in expected if "loss" in row
+    ]
     ours = [row for row in heard if "pathcond/teleports" in row]
     assert [row["pathcond/teleports"] for row in ours] == [0, 1, 2]
-    assert [row["step"] for row in trainer.state.log_history if "pathcond/teleports" in row] == [0, STEPS, 2 * STEPS]
+    assert [row["step"] for row in trainer.state.log_history if "pathcond/teleports" in row] == [
+        0,
+        STEPS,
+        2 * STEPS,
+    ]
 
 
 class Stop(transformers.TrainerCallback):
@@ -531,15 +673,35 @@ class Stop(transformers.TrainerCallback):
 
 @pytest.mark.parametrize("every", [3, "epoch"])
 @pytest.mark.parametrize("saved", [STEPS, STEPS + 1])  # the last step of an epoch, and one within
-def test_transformers_resumed_run_equals_the_uninterrupted_one(saved: int, every: Any, tmp_path: Path) -> None:
-    """The Trainer restores the order of the samples and the random numbers, so that dropout is the same."""
+def test_transformers_resumed_run_equals_the_uninterrupted_one(
+    saved: int, every: Any, tmp_path: Path
+) -> None:
+    """The Trainer restores the order of the samples and the random numbers, so that dropout is the
+    same.
+    """
 
-    def run(callback: TransformersCallback, *others: Any, folder: str, resume: Path | None = None) -> nn.Module:
+    def run(
+        callback: TransformersCallback, *others: Any, folder: str, resume: Path | None = None
+    ) -> nn.Module:
         seeded(7 if resume else 0)
         model = Classifier(dropout=0.3)
-        # With restore_callback_states_from_checkpoint the Trainer replaces callbacks that export their state by new ones.
-        saving = {"save_strategy": "steps", "save_steps": saved, "restore_callback_states_from_checkpoint": True}
-        trained(model, records(), tmp_path / folder, callback, *others, resume=resume, max_steps=3 * STEPS, **saving)
+        # With restore_callback_states_from_checkpoint the Trainer replaces callbacks that export
+        # their state by new ones.
+        saving = {
+            "save_strategy": "steps",
+            "save_steps": saved,
+            "restore_callback_states_from_checkpoint": True,
+        }
+        trained(
+            model,
+            records(),
+            tmp_path / folder,
+            callback,
+            *others,
+            resume=resume,
+            max_steps=3 * STEPS,
+            **saving,
+        )
         return model
 
     expected, callback = (TransformersCallback(every=every) for _ in range(2))
@@ -556,12 +718,23 @@ def test_transformers_resumes_from_a_checkpoint_that_knows_nothing_of_it(tmp_pat
     saving = {"save_strategy": "steps", "save_steps": 2}
     trained(Classifier(), records(), tmp_path, max_steps=2, **saving)
     callback = TransformersCallback(every=2)
-    resumed = trained(Classifier(), records(), tmp_path, callback, resume=tmp_path / "checkpoint-2", max_steps=4, **saving)
+    resumed = trained(
+        Classifier(),
+        records(),
+        tmp_path,
+        callback,
+        resume=tmp_path / "checkpoint-2",
+        max_steps=4,
+        **saving,
+    )
     assert (callback.teleportation.steps, callback.teleportation.teleports) == (4, 1)
-    assert [row["step"] for row in resumed.state.log_history if "pathcond/seconds" in row] == [4]  # not conditioned
+    # not conditioned
+    assert [row["step"] for row in resumed.state.log_history if "pathcond/seconds" in row] == [4]
 
 
-def test_transformers_callback_that_changes_nothing_does_not_disturb_training(tmp_path: Path) -> None:
+def test_transformers_callback_that_changes_nothing_does_not_disturb_training(
+    tmp_path: Path,
+) -> None:
     def run(*callbacks: Any) -> nn.Module:
         seeded()
         model = Classifier(dropout=0.3)
@@ -589,17 +762,28 @@ def test_transformers_optimizer_that_has_state_already_moves_along(tmp_path: Pat
 
     class Look(transformers.TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.first = getattr(self, "first", None) or copy.deepcopy(optimizer.state_dict()["state"])
+            self.first = getattr(self, "first", None) or copy.deepcopy(
+                optimizer.state_dict()["state"]
+            )
 
     x, labels = samples()[:]
     model = Classifier()
     by_hand = copy.deepcopy(model)
-    optimizer, expected = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, by_hand))
+    optimizer, expected = (
+        torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, by_hand)
+    )
     for one, its_optimizer in ((model, optimizer), (by_hand, expected)):
         one(x, labels)["loss"].backward()
         its_optimizer.step()
     pathcond.condition_(by_hand, {"x": x}, solver=Double(), optimizer=expected)
-    trained(model, records(), tmp_path, TransformersCallback({"x": x}, solver=Double()), look := Look(), optimizer=optimizer)
+    trained(
+        model,
+        records(),
+        tmp_path,
+        TransformersCallback({"x": x}, solver=Double()),
+        look := Look(),
+        optimizer=optimizer,
+    )
     for index, state in expected.state_dict()["state"].items():
         assert torch.equal(look.first[index]["momentum_buffer"], state["momentum_buffer"])
 
@@ -615,7 +799,9 @@ class DrawnHere(TensorDataset):
 def test_the_first_batch_is_drawn_without_a_trace() -> None:
     def loader(**options: Any) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3)
-        return DataLoader(DrawnHere(*samples().tensors), BATCH, shuffle=True, generator=generator, **options)
+        return DataLoader(
+            DrawnHere(*samples().tensors), BATCH, shuffle=True, generator=generator, **options
+        )
 
     ours = loader(num_workers=1, persistent_workers=True, timeout=9)
     expected = next(iter(loader()))
@@ -627,7 +813,9 @@ def test_the_first_batch_is_drawn_without_a_trace() -> None:
 
 
 def test_transformers_mixed_precision_is_analysed_as_written(tmp_path: Path) -> None:
-    """accelerate puts autocast into the model's own forward, where rounded activations would pin every unit."""
+    """accelerate puts autocast into the model's own forward, where rounded activations would pin
+    every unit.
+    """
     callback = TransformersCallback(every=2)
     model = Classifier()
     trained(model, records(), tmp_path, callback, bf16=True)
@@ -637,7 +825,9 @@ def test_transformers_mixed_precision_is_analysed_as_written(tmp_path: Path) -> 
 
 
 def test_transformers_labels_by_name(tmp_path: Path) -> None:
-    """``label_names`` says which keys are no inputs; the default goes by the names of forward's arguments."""
+    """``label_names`` says which keys are no inputs; the default goes by the names of forward's
+    arguments.
+    """
 
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -646,7 +836,11 @@ def test_transformers_labels_by_name(tmp_path: Path) -> None:
 
         def forward(self, x: Tensor, target: Tensor | None = None) -> dict[str, Tensor]:
             logits = self.net(x)
-            return {"logits": logits} if target is None else {"loss": nn.functional.cross_entropy(logits, target)}
+            return (
+                {"logits": logits}
+                if target is None
+                else {"loss": nn.functional.cross_entropy(logits, target)}
+            )
 
     data = [{"x": x, "target": label} for x, label in samples()]
     callback = TransformersCallback()
@@ -654,7 +848,7 @@ def test_transformers_labels_by_name(tmp_path: Path) -> None:
     assert callback.report.output_change_eval < 1e-5
 
 
-# -- libraries that are missing ---------------------------------------------------------------------------
+# -- libraries that are missing --------------------------------------------------------------------
 
 
 def reimported(monkeypatch: pytest.MonkeyPatch, name: str, *missing: str) -> Any:
@@ -666,7 +860,8 @@ def reimported(monkeypatch: pytest.MonkeyPatch, name: str, *missing: str) -> Any
 
 
 @pytest.mark.parametrize(
-    ("framework", "missing"), [("lightning", ["lightning.pytorch", "pytorch_lightning"]), ("transformers", ["transformers"])]
+    ("framework", "missing"),
+    [("lightning", ["lightning.pytorch", "pytorch_lightning"]), ("transformers", ["transformers"])],
 )
 def test_missing_library_is_named_with_the_extra_that_brings_it(
     framework: str, missing: list[str], monkeypatch: pytest.MonkeyPatch
@@ -675,16 +870,24 @@ def test_missing_library_is_named_with_the_extra_that_brings_it(
         reimported(monkeypatch, f"pathcond.integrations.{framework}", *missing)
 
 
-def test_a_program_that_has_imported_one_of_two_libraries_gets_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callbacks of ``lightning`` do not work in a Trainer of ``pytorch_lightning``, and the one brings the other along."""
+def test_a_program_that_has_imported_one_of_two_libraries_gets_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Callbacks of ``lightning`` do not work in a Trainer of ``pytorch_lightning``, and the one
+    brings the other along.
+    """
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     assert installed("colorsys", "json", extra="") is sys.modules["json"]
     assert installed("colorsys", extra="") is sys.modules["colorsys"]
 
 
-def test_pytorch_lightning_serves_where_lightning_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_lightning_serves_where_lightning_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     older = pytest.importorskip("pytorch_lightning")
-    callback = reimported(monkeypatch, "pathcond.integrations.lightning", "lightning.pytorch").PathCondCallback(every=2)
+    callback = reimported(
+        monkeypatch, "pathcond.integrations.lightning", "lightning.pytorch"
+    ).PathCondCallback(every=2)
 
     class Module(older.LightningModule):
         def __init__(self) -> None:
@@ -701,8 +904,14 @@ def test_pytorch_lightning_serves_where_lightning_is_missing(monkeypatch: pytest
             return torch.optim.Adam(self.parameters())
 
     trainer = older.Trainer(
-        accelerator="cpu", max_epochs=1, callbacks=[callback], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
-    )  # fmt: skip
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+    )
     trainer.fit(Module(), DataLoader(samples(), BATCH))
     assert callback.teleportation.teleports == 2

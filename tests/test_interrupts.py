@@ -1,4 +1,6 @@
-"""Ctrl-C at any moment leaves the model as it was, or completely rescaled, and the process around it as it was."""
+"""Ctrl-C at any moment leaves the model as it was, or completely rescaled, and the process around
+it as it was.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond.interrupts import HELD, interruptible, uninterrupted
-from pathcond.lifting import diag_g
+from pathcond.lifting.lifting import diag_g
 
 PACKAGE = str(Path(pathcond.__file__).parent)
 # Context managers are entered and left in these files, which is where an interrupt does most harm.
@@ -57,7 +59,9 @@ class Interrupt:
         if event == "opcode":
             self.steps += 1
             if self.at is None:
-                self.by_line.setdefault((frame.f_code.co_filename, frame.f_lineno or 0), []).append(self.steps)
+                self.by_line.setdefault((frame.f_code.co_filename, frame.f_lineno or 0), []).append(
+                    self.steps
+                )
             if self.steps == self.at:
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
@@ -83,7 +87,9 @@ class Small(nn.Module):
 
 
 class Trained:
-    """A model that has been trained for a few steps, with gradients and optimizer state, in a mixture of modes."""
+    """A model that has been trained for a few steps, with gradients and optimizer state, in a
+    mixture of modes.
+    """
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -102,18 +108,27 @@ class Trained:
         tables = [("model", dict(self.model.state_dict(keep_vars=True)))]
         tables += [("grad", {name: p.grad for name, p in self.model.named_parameters()})]
         tables += [(f"state {i}", state) for i, state in enumerate(self.optimizer.state.values())]
-        return {f"{title} {name}": t for title, table in tables for name, t in table.items() if isinstance(t, Tensor)}
+        return {
+            f"{title} {name}": t
+            for title, table in tables
+            for name, t in table.items()
+            if isinstance(t, Tensor)
+        }
 
     def snapshot(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
     def identities(self) -> list[Any]:
-        tables = [table for m in self.model.modules() for table in (m._parameters, m._buffers, m._modules)]
+        tables = [
+            table for m in self.model.modules() for table in (m._parameters, m._buffers, m._modules)
+        ]
         return [(id(table), [(name, id(held)) for name, held in table.items()]) for table in tables]
 
     def is_as_in(self, snapshot: dict[str, Tensor]) -> bool:
         now = self.tensors()
-        return now.keys() == snapshot.keys() and all(torch.equal(now[name], value) for name, value in snapshot.items())
+        return now.keys() == snapshot.keys() and all(
+            torch.equal(now[name], value) for name, value in snapshot.items()
+        )
 
     def back_to_old(self) -> None:
         with torch.no_grad():
@@ -140,8 +155,11 @@ def surroundings(trained: Trained) -> list[Any]:
     ]
 
 
-def interrupt_everywhere(trained: Trained, call: Callable[[], object], points: int) -> tuple[int, int]:
-    """Interrupt ``call`` at so many lines, each at one of its steps, and look each time at what it leaves behind.
+def interrupt_everywhere(
+    trained: Trained, call: Callable[[], object], points: int
+) -> tuple[int, int]:
+    """Interrupt ``call`` at so many lines, each at one of its steps, and look each time at what it
+    leaves behind.
 
     Returns:
         How often the model was the old one and how often the new one.
@@ -162,7 +180,9 @@ def interrupt_everywhere(trained: Trained, call: Callable[[], object], points: i
             call()
         assert surroundings(trained) == around, f"interrupted at {line}, step {at}"
         is_new = not trained.is_as_in(trained.old)
-        assert not is_new or trained.is_as_in(new), f"half of a rescaling, interrupted at {line}, step {at}"
+        assert not is_new or trained.is_as_in(new), (
+            f"half of a rescaling, interrupted at {line}, step {at}"
+        )
         found[is_new] += 1
         trained.back_to_old()
     return found[0], found[1]
@@ -197,7 +217,9 @@ def test_rescaling_is_whole_or_not_at_all(trained: Trained) -> None:
 
 
 def test_capture_leaves_everything_as_it_was(trained: Trained) -> None:
-    assert interrupt_everywhere(trained, lambda: pathcond.prepare(trained.model, trained.inputs), points=20) == (20, 0)
+    assert interrupt_everywhere(
+        trained, lambda: pathcond.prepare(trained.model, trained.inputs), points=20
+    ) == (20, 0)
 
 
 def test_measuring_leaves_everything_as_it_was(trained: Trained) -> None:
@@ -211,7 +233,9 @@ def test_measuring_leaves_everything_as_it_was(trained: Trained) -> None:
 def test_the_loop_that_puts_weights_back_finishes_whatever_is_raised_in_it(
     trained: Trained,
 ) -> None:
-    """As another thread may raise (PyThreadState_SetAsyncExc), which cannot be put off: at every line of that loop."""
+    """As another thread may raise (PyThreadState_SetAsyncExc), which cannot be put off: at every
+    line of that loop.
+    """
     prepared = pathcond.prepare(trained.model, trained.inputs)
     for lines in range(1, 30, 4):
         left = [lines]

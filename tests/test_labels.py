@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathcond import labels as lb
-from pathcond.labels import ANY, FIXED, Labels
+from pathcond.rules import labels as lb
+from pathcond.rules.labels import ANY, FIXED, Labels
 
 
 @st.composite
@@ -46,12 +46,17 @@ def test_concatenation_is_that_of_the_full_tensors(labels: Labels, axis: int) ->
     axis %= len(labels.shape)
     other = Labels(labels.ids + 100, labels.shape)
     for parts in ([labels, other], [labels, labels]):
-        assert torch.equal(lb.concatenate(parts, axis).full, torch.cat([part.full for part in parts], axis))
+        assert torch.equal(
+            lb.concatenate(parts, axis).full, torch.cat([part.full for part in parts], axis)
+        )
 
 
 def test_a_reshape_of_channels_stays_small() -> None:
     channels = Labels(torch.arange(8, dtype=torch.int32).view(1, 8, 1, 1), (32, 8, 5, 5))
-    shuffled = lb.reshape(lb.through_view(lambda i: i.transpose(1, 2), lb.reshape(channels, (32, 2, 4, 5, 5))), (32, 8, 5, 5))
+    shuffled = lb.reshape(
+        lb.through_view(lambda i: i.transpose(1, 2), lb.reshape(channels, (32, 2, 4, 5, 5))),
+        (32, 8, 5, 5),
+    )
     assert shuffled.ids.flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 

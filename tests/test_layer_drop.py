@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.draws import HIGH, LOW, GlobalDraws, Plan
-from pathcond.graph import capture_graphs
-from pathcond.outputs import output_change
+from pathcond.capture.draws import HIGH, LOW, GlobalDraws, Plan
+from pathcond.capture.graph import capture_graphs
+from pathcond.capture.outputs import output_change
 
 from .cases import Calls
 from .zoo import as_double, randomise
@@ -30,7 +30,9 @@ STYLES = {
 
 
 def dropping(style: str, layers: int = 3) -> tuple[nn.Module, Tensor]:
-    """Layers with a norm behind them, so that a scale in front of a layer that is dropped goes on."""
+    """Layers with a norm behind them, so that a scale in front of a layer that is dropped goes
+    on.
+    """
 
     def forward(self: Any, x: Tensor) -> Tensor:
         h = F.relu(self.first(x))
@@ -74,8 +76,12 @@ def test_residual_layers_that_may_be_dropped_keep_their_units() -> None:
                 h = h + down(F.relu(up(h)))
         return self.last(h)
 
-    wide, narrow = (nn.ModuleList(nn.Linear(*sizes) for _ in range(5)) for sizes in ((4, 6), (6, 4)))
-    model = Calls(forward, first=nn.Linear(3, 4), up=wide, down=narrow, last=nn.Linear(4, 2)).double()
+    wide, narrow = (
+        nn.ModuleList(nn.Linear(*sizes) for _ in range(5)) for sizes in ((4, 6), (6, 4))
+    )
+    model = Calls(
+        forward, first=nn.Linear(3, 4), up=wide, down=narrow, last=nn.Linear(4, 2)
+    ).double()
     symmetry = pathcond.find_symmetry(model, torch.randn(6, 3).double())
     assert symmetry.num_units == 5 * 6 + 4
 
@@ -89,7 +95,9 @@ def test_more_layers_than_combinations_can_be_tried() -> None:
     model, x = dropping("random.random", layers=6)
     symmetry = pathcond.find_symmetry(model, x, normalization="full")
     before = [train_outputs(model, x, seed) for seed in range(60)]
-    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 2 - 1, verify=False)
+    pathcond.rescale_(
+        model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 2 - 1, verify=False
+    )
     after = [train_outputs(model, x, seed) for seed in range(60)]
     assert max(output_change([a], [b]) for a, b in zip(before, after, strict=True)) < 1e-9
 

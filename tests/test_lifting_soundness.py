@@ -1,4 +1,6 @@
-"""Programs that try to lose, double or misplace paths. Each has a plain twin with the same paths, or a count by hand."""
+"""Programs that try to lose, double or misplace paths. Each has a plain twin with the same paths,
+or a count by hand.
+"""
 
 import gc
 import math
@@ -10,9 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathcond import EnergyRangeError, UnsupportedModelError, count_paths, diag_g, log10_paths, path_norm
-from pathcond.energy_pass import EnergyPass
-from pathcond.lifting import capture_sample, off_path
+from pathcond import (
+    EnergyRangeError,
+    UnsupportedModelError,
+    count_paths,
+    diag_g,
+    log10_paths,
+    path_norm,
+)
+from pathcond.lifting.energy_pass import EnergyPass
+from pathcond.lifting.lifting import capture_sample, off_path
 
 from .cases import Calls
 
@@ -23,10 +32,14 @@ def layer(n: int, m: int, bias: bool = True, seed: int = 0) -> nn.Linear:
 
 
 def batch(*shape: int) -> Tensor:
-    return torch.randn(*(shape or (4, 3)), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        *(shape or (4, 3)), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
-def with_buffers(forward: Callable[..., Any], buffers: dict[str, Tensor], **parts: Any) -> nn.Module:
+def with_buffers(
+    forward: Callable[..., Any], buffers: dict[str, Tensor], **parts: Any
+) -> nn.Module:
     model = Calls(forward, **parts)
     for name, buffer in buffers.items():
         model.register_buffer(name, buffer)
@@ -138,10 +151,18 @@ TWINS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], dict[str, T
     "index_add": (added_at, added_by_hand, {"at": AT}),
     "scatter": (scattered, written, {"at": AT[None], "keep": KEEP}),
     "scatter_reduce": (means_and_maxima_at, means_and_maxima, {"at": torch.tensor([[0, 0, 0, 1]])}),
-    "constant": (of_a_constant, of_a_sum_with_a_constant, {"start": torch.tensor([[1.0, 0.0, 3.0]]).double()}),
+    "constant": (
+        of_a_constant,
+        of_a_sum_with_a_constant,
+        {"start": torch.tensor([[1.0, 0.0, 3.0]]).double()},
+    ),
     "mask": (masked, masked_from_the_right, {"keep": torch.eye(4, 3).double()}),
     "buffer": (buffer_written_through_a_view, scaled, {"scale": torch.ones(3).double()}),
-    "number": (lambda self, x: self.a(x) * 0.1, lambda self, x: self.a(x) * self.c, {"c": torch.tensor(0.1, dtype=torch.float64)}),
+    "number": (
+        lambda self, x: self.a(x) * 0.1,
+        lambda self, x: self.a(x) * self.c,
+        {"c": torch.tensor(0.1, dtype=torch.float64)},
+    ),
 }
 
 
@@ -176,7 +197,9 @@ def written_out(self: Any, x: Tensor) -> Tensor:
     for number in range(2):
         both = []
         for suffix, order in (("", range(x.shape[0])), ("_reverse", reversed(range(x.shape[0])))):
-            w, u, b, c = (getattr(self.rnn, f"{name}_l{number}{suffix}") for name in PARTS_OF_AN_RNN)
+            w, u, b, c = (
+                getattr(self.rnn, f"{name}_l{number}{suffix}") for name in PARTS_OF_AN_RNN
+            )
             h, states = x.new_zeros(x.shape[1], 4), {}
             for step in order:
                 h = states[step] = F.relu(F.linear(x[step], w, b) + F.linear(h, u, c))
@@ -237,7 +260,9 @@ def test_a_write_in_place_leaves_the_energy_of_its_source_alone() -> None:
         return self.b(F.relu(before).index_add(1, self.at, x[:, :2])) + self.b(before)
 
     parts = {"a": layer(3, 4), "b": layer(4, 2, seed=1)}
-    g, expected = (diag_g(with_buffers(f, {"at": AT}, **parts), batch()) for f in (in_place, out_of_place))
+    g, expected = (
+        diag_g(with_buffers(f, {"at": AT}, **parts), batch()) for f in (in_place, out_of_place)
+    )
     torch.testing.assert_close(g, expected, rtol=1e-12, atol=0)
 
 
@@ -272,16 +297,38 @@ def test_uncalibrated_every_row_may_go_anywhere(kind: str) -> None:
 
 
 COUNTS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
-    "logits and probabilities": (lambda self, x: (self.a(x), self.a(x).softmax(1)), {"a": layer(3, 4)}, 32),
-    "logits and their probabilities": (lambda self, x: (lambda h: (h, h.softmax(1)))(self.a(x)), {"a": layer(3, 4)}, 32),
+    "logits and probabilities": (
+        lambda self, x: (self.a(x), self.a(x).softmax(1)),
+        {"a": layer(3, 4)},
+        32,
+    ),
+    "logits and their probabilities": (
+        lambda self, x: (lambda h: (h, h.softmax(1)))(self.a(x)),
+        {"a": layer(3, 4)},
+        32,
+    ),
     "an output twice": (lambda self, x: (lambda h: (h, h))(self.a(x)), {"a": layer(3, 4)}, 32),
     "a mask as output": (lambda self, x: (self.a(x), x > 0), {"a": layer(3, 4)}, 16),
-    "where": (lambda self, x: self.a(torch.where(KEEP[:3], x, 0.0)), {"a": layer(3, 4, bias=False)}, 4),
-    "masked_fill": (lambda self, x: self.a(x.masked_fill(KEEP[:3], 0.0)), {"a": layer(3, 4, bias=False)}, 8),
-    "known rows": (lambda self, x: self.a(x) + self.e(AT)[0], {"a": layer(3, 4), "e": nn.Embedding(50, 4).double()}, 20),
+    "where": (
+        lambda self, x: self.a(torch.where(KEEP[:3], x, 0.0)),
+        {"a": layer(3, 4, bias=False)},
+        4,
+    ),
+    "masked_fill": (
+        lambda self, x: self.a(x.masked_fill(KEEP[:3], 0.0)),
+        {"a": layer(3, 4, bias=False)},
+        8,
+    ),
+    "known rows": (
+        lambda self, x: self.a(x) + self.e(AT)[0],
+        {"a": layer(3, 4), "e": nn.Embedding(50, 4).double()},
+        20,
+    ),
     "written into zeros": (written_into_zeros, {"a": layer(3, 4), "b": layer(4, 2)}, 18),
     "nothing attended": (
-        lambda self, x: F.scaled_dot_product_attention(x[:, None], x[:, None], self.a(x)[:, None], attn_mask=KEEP[:1, None]),
+        lambda self, x: F.scaled_dot_product_attention(
+            x[:, None], x[:, None], self.a(x)[:, None], attn_mask=KEEP[:1, None]
+        ),
         {"a": layer(3, 4)},
         0,
     ),
@@ -312,17 +359,24 @@ def test_a_product_has_the_paths_of_either_factor_times_the_other(kind: str) -> 
     left = diag_g(with_buffers(lambda self, x: product(self.a(x), self.v), {"v": v}, a=a), x)
     right = diag_g(with_buffers(lambda self, x: product(self.u, self.b(x)), {"u": u}, b=b), x)
     torch.testing.assert_close(both, left | right, rtol=1e-12, atol=0)
-    uncalibrated = path_norm(Calls(lambda self, x: product(self.a(x), self.b(x)), a=a, b=b), x, calibrate=False)
-    energies = [F.linear(torch.ones(1, 3).double(), m.weight.square(), m.bias.square()).detach() for m in (a, b)]
+    uncalibrated = path_norm(
+        Calls(lambda self, x: product(self.a(x), self.b(x)), a=a, b=b), x, calibrate=False
+    )
+    energies = [
+        F.linear(torch.ones(1, 3).double(), m.weight.square(), m.bias.square()).detach()
+        for m in (a, b)
+    ]
     assert uncalibrated**2 == pytest.approx(float(product(*energies).sum()), rel=1e-12)
 
 
 def test_samples_that_mix_are_not_split() -> None:
-    model = Calls(lambda self, x: self.a(x.cumsum(0)), a=layer(3, 4))  # the first row alone does not show it
+    # the first row alone does not show it
+    model = Calls(lambda self, x: self.a(x.cumsum(0)), a=layer(3, 4))
     assert len(capture_sample(model, batch()).inputs) == 1
     assert count_paths(model, batch()) == 10 * 12 + 4 * 4
     centred = Calls(lambda self, x: self.a(x - x.mean(0)), a=layer(3, 4))
-    assert len(capture_sample(centred, torch.ones(4, 3).double()).inputs) == 1  # constant inputs do not show it either
+    # constant inputs do not show it either
+    assert len(capture_sample(centred, torch.ones(4, 3).double()).inputs) == 1
     scaled = Calls(lambda self, scale, x: self.a(x) * scale, a=layer(3, 4))
     assert len(capture_sample(scaled, (torch.ones(1).double(), batch())).inputs) == 4
     unknown = batch()
@@ -366,9 +420,14 @@ def test_forward_that_writes_its_parameters_is_refused() -> None:
 
 
 def test_instance_norms_never_count_their_batches() -> None:
-    """torch leaves num_batches_tracked at 0 there, so statistics other than the initial ones are real."""
+    """torch leaves num_batches_tracked at 0 there, so statistics other than the initial ones are
+    real.
+    """
     norm = nn.InstanceNorm1d(2, track_running_stats=True).double()
-    model, x = nn.Sequential(nn.Conv1d(1, 2, 1).double(), norm, nn.Conv1d(2, 1, 1).double()), batch(3, 1, 5)
+    model, x = (
+        nn.Sequential(nn.Conv1d(1, 2, 1).double(), norm, nn.Conv1d(2, 1, 1).double()),
+        batch(3, 1, 5),
+    )
     measured = diag_g(model, x)
     norm.running_var.fill_(4.0)
     torch.testing.assert_close(diag_g(model, x), diag_g(model, x, calibrate=False))
@@ -376,7 +435,11 @@ def test_instance_norms_never_count_their_batches() -> None:
 
 
 def test_constants_beyond_float64_are_no_zeros() -> None:
-    model = with_buffers(lambda self, x: self.a(x) + self.c, {"c": torch.full((4,), 1e200, dtype=torch.float64)}, a=layer(3, 4))
+    model = with_buffers(
+        lambda self, x: self.a(x) + self.c,
+        {"c": torch.full((4,), 1e200, dtype=torch.float64)},
+        a=layer(3, 4),
+    )
     with pytest.raises(EnergyRangeError, match="overflows"):
         path_norm(model, batch())
     assert path_norm(model, batch(), p=1) > 1e200
@@ -391,7 +454,11 @@ def test_nothing_outlives_a_call() -> None:
     try:
         diag_g(layer(3, 4), batch())
         path_norm(layer(3, 4), batch())
-        alive = [o for o in gc.get_objects() if type(o) is EnergyPass and (o.values or o.reals or o.edges)]
+        alive = [
+            o
+            for o in gc.get_objects()
+            if type(o) is EnergyPass and (o.values or o.reals or o.edges)
+        ]
     finally:
         gc.enable()
     assert not alive

@@ -20,10 +20,17 @@ def test_there_are_notebooks() -> None:
 def test_a_notebook_runs_and_prints_as_many_outputs_as_it_shows(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     committed = [_kinds(cell) for cell in notebook.cells]
-    client = nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", coalesce_streams=True)
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", coalesce_streams=True
+    )
     client.execute(cwd=str(path.parent))
     assert [_kinds(cell) for cell in notebook.cells] == committed
-    assert not [output for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stderr"]
+    assert not [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == "stderr"
+    ]
 
 
 def _kinds(cell: object) -> list[str]:

@@ -1,4 +1,6 @@
-"""State that moves along is the state that the moved gradients would have built up: replayed, bit for bit."""
+"""State that moves along is the state that the moved gradients would have built up: replayed, bit
+for bit.
+"""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -8,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond import optimizer_state
 from pathcond.errors import MismatchError
+from pathcond.rescaling import optimizer_state
 
 
 class Lion(torch.optim.Optimizer):
@@ -53,7 +55,9 @@ OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "RAdam": lambda p: torch.optim.RAdam(p, 0.0),
     "Adamax": lambda p: torch.optim.Adamax(p, 0.0, eps=SMALL),
     "RMSprop": lambda p: torch.optim.RMSprop(p, 0.0, momentum=0.5, eps=SMALL),
-    "RMSprop centered": lambda p: torch.optim.RMSprop(p, 0.0, momentum=0.5, centered=True, eps=SMALL),
+    "RMSprop centered": lambda p: torch.optim.RMSprop(
+        p, 0.0, momentum=0.5, centered=True, eps=SMALL
+    ),
     "Adagrad": lambda p: torch.optim.Adagrad(p, 0.0),
     "Adadelta": lambda p: torch.optim.Adadelta(p, 0.0, eps=SMALL),
     "Rprop": lambda p: torch.optim.Rprop(p, 0.01),
@@ -66,18 +70,29 @@ POWERS_OF_TWO, ANY = True, False
 
 
 def network(dtype: torch.dtype, bias: bool = True) -> nn.Sequential:
-    layers = [nn.Linear(4, 6, bias=bias), nn.ReLU(), nn.Linear(6, 5, bias=bias), nn.ReLU(), nn.Linear(5, 3, bias=bias)]
+    layers = [
+        nn.Linear(4, 6, bias=bias),
+        nn.ReLU(),
+        nn.Linear(6, 5, bias=bias),
+        nn.ReLU(),
+        nn.Linear(5, 3, bias=bias),
+    ]
     return nn.Sequential(*layers).to(dtype)
 
 
 def moved_and_replayed(name: str, dtype: torch.dtype, rounded: bool) -> list[tuple[Tensor, Tensor]]:
-    """State after three steps and a rescaling, beside state after three steps with the gradients of the rescaled network."""
+    """State after three steps and a rescaling, beside state after three steps with the gradients of
+    the rescaled network.
+    """
     model = network(dtype, bias=name != "Muon")  # which takes matrices only
     twin, inputs = copy.deepcopy(model), torch.randn(7, 4, dtype=dtype)
     symmetry = pathcond.find_symmetry(model, inputs)
     log_scales = torch.randn(symmetry.num_units, dtype=torch.float64)
     if rounded:
-        log_scales = torch.randint(-3, 4, (symmetry.num_units,)).double() * torch.tensor(2.0, dtype=torch.float64).log()
+        log_scales = (
+            torch.randint(-3, 4, (symmetry.num_units,)).double()
+            * torch.tensor(2.0, dtype=torch.float64).log()
+        )
     pathcond.rescale_(twin, symmetry, log_scales)
     factors = symmetry.factors(log_scales)
     first, second = (OPTIMIZERS[name](list(m.parameters())) for m in (model, twin))
@@ -92,7 +107,11 @@ def moved_and_replayed(name: str, dtype: torch.dtype, rounded: bool) -> list[tup
     for key, parameter in model.named_parameters():
         other = twin.get_parameter(key)
         assert first.state[parameter].keys() == second.state[other].keys()
-        pairs += [(v, second.state[other][k]) for k, v in first.state[parameter].items() if isinstance(v, Tensor)]
+        pairs += [
+            (v, second.state[other][k])
+            for k, v in first.state[parameter].items()
+            if isinstance(v, Tensor)
+        ]
         assert parameter.grad is not None
         pairs.append((parameter.grad, other.grad))  # what accumulates on the way to the next step
     return pairs
@@ -113,12 +132,18 @@ def test_moved_state_is_the_replayed_state_to_rounding(name: str) -> None:
         torch.testing.assert_close(moved, replayed, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize(("name", "state"), [(n, s) for n in OPTIMIZERS for s in optimizer_state.POWERS.get(n.split()[0], ())])
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [(n, s) for n in OPTIMIZERS for s in optimizer_state.POWERS.get(n.split()[0], ())],
+)
 def test_a_wrong_power_is_noticed(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     powers = optimizer_state.POWERS[name.split()[0]]
     kept = optimizer_state._kept(_with_state(name))
     monkeypatch.setitem(powers, state, powers[state] + 1)
-    different = any(not torch.equal(moved, replayed) for moved, replayed in moved_and_replayed(name, torch.float64, POWERS_OF_TWO))
+    different = any(
+        not torch.equal(moved, replayed)
+        for moved, replayed in moved_and_replayed(name, torch.float64, POWERS_OF_TWO)
+    )
     assert different == (state in kept)
 
 
@@ -130,7 +155,9 @@ def _with_state(name: str) -> torch.optim.Optimizer:
     return optimizer
 
 
-def trained(optimizer_class: Callable[..., torch.optim.Optimizer]) -> tuple[nn.Module, torch.optim.Optimizer, pathcond.Symmetry]:
+def trained(
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+) -> tuple[nn.Module, torch.optim.Optimizer, pathcond.Symmetry]:
     model = network(torch.float32)
     symmetry = pathcond.find_symmetry(model, torch.randn(7, 4))
     optimizer = optimizer_class(model.parameters())
@@ -145,7 +172,9 @@ def test_factored_moments_of_adafactor_start_anew_and_it_is_said() -> None:
     bias = model[0].bias
     before = optimizer.state[bias]["variance"].clone()
     log_scales = torch.full((symmetry.num_units,), 2.0).double().log()
-    with pytest.warns(UserWarning, match=r"of 3 parameters cannot be moved and starts anew: 0\.weight"):
+    with pytest.warns(
+        UserWarning, match=r"of 3 parameters cannot be moved and starts anew: 0\.weight"
+    ):
         result = pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer)
     assert result.optimizer_reset == ("0.weight", "2.weight", "4.weight")
     assert not optimizer.state[model[0].weight]
@@ -171,7 +200,8 @@ def test_state_of_unknown_meaning_is_refused_with_two_ways_out() -> None:
         optimizer.step(closure)
         weight = model[0].weight
         if not isinstance(optimizer, torch.optim.LBFGS):
-            optimizer.state[weight]["nested"] = [torch.ones_like(weight)]  # which no look at tensors alone would see
+            # which no look at tensors alone would see
+            optimizer.state[weight]["nested"] = [torch.ones_like(weight)]
         before = copy.deepcopy(model.state_dict())
         log_scales = torch.ones(symmetry.num_units)
         with pytest.raises(MismatchError, match=r'"reset"(.|\n)*"keep"'):
@@ -188,8 +218,12 @@ def test_state_that_would_overflow_is_refused() -> None:
     model, optimizer, symmetry = trained(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
     optimizer.state[model[0].weight]["momentum_buffer"].fill_(1e38)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(pathcond.RescalingError, match=r"momentum_buffer.* of 0\.weight .* would overflow"):
-        pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), -3.0), optimizer=optimizer)
+    with pytest.raises(
+        pathcond.RescalingError, match=r"momentum_buffer.* of 0\.weight .* would overflow"
+    ):
+        pathcond.rescale_(
+            model, symmetry, torch.full((symmetry.num_units,), -3.0), optimizer=optimizer
+        )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

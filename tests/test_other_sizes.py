@@ -1,4 +1,6 @@
-"""The function is kept for every input that a model accepts, not only for inputs of the example's sizes."""
+"""The function is kept for every input that a model accepts, not only for inputs of the example's
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.captures import capture_all
-from pathcond.outputs import output_change
+from pathcond.capture.outputs import output_change
+from pathcond.symmetry.captures import capture_all
 
 from .cases import CASES, Calls, make, prepared
 from .zoo import NORMALIZATIONS, as_double, other_sizes, outputs
@@ -86,7 +88,9 @@ def positions_selected() -> Program:
 
 @program
 def positions_gathered() -> Program:
-    return positions(lambda table, length: table.gather(0, torch.arange(length)[:, None].expand(-1, 4)))
+    return positions(
+        lambda table, length: table.gather(0, torch.arange(length)[:, None].expand(-1, 4))
+    )
 
 
 @program
@@ -136,7 +140,11 @@ def relative_positions() -> Program:
         bias = self.table[(at[:, None] - at[None]).clamp(-6, 6) + 6]
         return torch.einsum("nsd,tsd->ntd", h, F.relu(bias))
 
-    parts = {"embed": nn.Embedding(11, 4), "a": nn.Linear(4, 3), "table": nn.Parameter(torch.randn(13, 3))}
+    parts = {
+        "embed": nn.Embedding(11, 4),
+        "a": nn.Linear(4, 3),
+        "table": nn.Parameter(torch.randn(13, 3)),
+    }
     return Program(Calls(forward, **parts), tokens(4), [tokens(12), tokens(7)], units=4)
 
 
@@ -177,7 +185,9 @@ def mean_that_divides_by_the_length() -> Program:
         return self.b(F.relu(self.a(x)).sum(1) / x.shape[1] ** 0.5)
 
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
-    return Program(model, torch.randn(6, 5, 3), [torch.randn(2, 9, 3), torch.randn(1, 1, 3)], units=4)
+    return Program(
+        model, torch.randn(6, 5, 3), [torch.randn(2, 9, 3), torch.randn(1, 1, 3)], units=4
+    )
 
 
 @program
@@ -198,7 +208,11 @@ def token_expanded_to_the_batch() -> Program:
         h = torch.cat([self.token.expand(len(x), -1, -1), self.a(x)], 1)
         return self.b(F.relu(h)).sum(1)
 
-    parts = {"token": nn.Parameter(torch.randn(1, 1, 4)), "a": nn.Linear(3, 4), "b": nn.Linear(4, 2)}
+    parts = {
+        "token": nn.Parameter(torch.randn(1, 1, 4)),
+        "a": nn.Linear(3, 4),
+        "b": nn.Linear(4, 2),
+    }
     return Program(Calls(forward, **parts), torch.randn(2, 5, 3), [torch.randn(4, 8, 3)], units=4)
 
 
@@ -239,7 +253,12 @@ def units_cut_to_the_length() -> Program:
         return self.b(h[..., : x.shape[1]].sum(-1, keepdim=True))
 
     parts = {"a": nn.Linear(3, 9), "gate": nn.Linear(3, 9), "b": nn.Linear(1, 2)}
-    return Program(Calls(forward, **parts), torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=0)
+    return Program(
+        Calls(forward, **parts),
+        torch.randn(2, 6, 3),
+        [torch.randn(2, 9, 3), torch.randn(4, 2, 3)],
+        units=0,
+    )
 
 
 @program
@@ -248,7 +267,9 @@ def outputs_cut_to_the_length() -> Program:
         return self.b(F.relu(self.a(x)))[..., : x.shape[1]]
 
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 9))
-    return Program(model, torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=4)
+    return Program(
+        model, torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=4
+    )
 
 
 def branches(combine: Callable[[list[Tensor], int], Tensor]) -> Program:
@@ -257,8 +278,12 @@ def branches(combine: Callable[[list[Tensor], int], Tensor]) -> Program:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.b(combine([F.relu(branch(x)) for branch in self.branches], x.shape[1]))
 
-    model = Calls(forward, branches=nn.ModuleList(nn.Linear(3, 4) for _ in range(9)), b=nn.Linear(4, 2))
-    return Program(model, torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=0)
+    model = Calls(
+        forward, branches=nn.ModuleList(nn.Linear(3, 4) for _ in range(9)), b=nn.Linear(4, 2)
+    )
+    return Program(
+        model, torch.randn(2, 6, 3), [torch.randn(2, 9, 3), torch.randn(4, 2, 3)], units=0
+    )
 
 
 @program
@@ -279,8 +304,12 @@ def padding_that_this_length_does_not_need() -> Program:
         h = torch.cat([h, self.padding[:missing].expand(len(h), missing, 5)], 1)
         return self.b(h.unflatten(1, (-1, 4)).flatten(2))
 
-    model = Calls(forward, a=nn.Linear(3, 5), b=nn.Linear(20, 2), padding=nn.Parameter(torch.randn(4, 5)))
-    return Program(model, torch.randn(2, 8, 3), [torch.randn(2, 7, 3), torch.randn(1, 5, 3)], units=0)
+    model = Calls(
+        forward, a=nn.Linear(3, 5), b=nn.Linear(20, 2), padding=nn.Parameter(torch.randn(4, 5))
+    )
+    return Program(
+        model, torch.randn(2, 8, 3), [torch.randn(2, 7, 3), torch.randn(1, 5, 3)], units=0
+    )
 
 
 @program
@@ -341,9 +370,17 @@ def test_families_at_other_sizes(name: str, normalization: str) -> None:
 
 @st.composite
 def sliced_programs(draw: st.DrawFn) -> Program:
-    """Layers with tables that are read up to the length of the input, in ways that do and do not fit together."""
+    """Layers with tables that are read up to the length of the input, in ways that do and do not
+    fit together.
+    """
     width = draw(st.integers(2, 4))
-    kinds = draw(st.lists(st.sampled_from(["add", "gain", "tail", "static", "shifted", "branch"]), min_size=1, max_size=3))
+    kinds = draw(
+        st.lists(
+            st.sampled_from(["add", "gain", "tail", "static", "shifted", "branch"]),
+            min_size=1,
+            max_size=3,
+        )
+    )
     length = draw(st.integers(1, 6))
     tables = {f"t{i}": nn.Parameter(torch.randn(12, width)) for i in range(len(kinds))}
     layers = {f"l{i}": nn.Linear(width, width) for i in range(len(kinds))}
@@ -408,7 +445,9 @@ def test_what_is_not_read_is_named() -> None:
 
 
 def test_rescaling_is_verified_on_all_examples() -> None:
-    """Something that the graph cannot show and that only the second example meets is noticed before the first write."""
+    """Something that the graph cannot show and that only the second example meets is noticed before
+    the first write.
+    """
     state = {"secret": 0.0}
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -417,7 +456,9 @@ def test_rescaling_is_verified_on_all_examples() -> None:
 
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
     five = torch.randn(5, 3, dtype=torch.float64)
-    symmetry = pathcond.find_symmetry(model, torch.randn(6, 3, dtype=torch.float64), other_inputs=five)
+    symmetry = pathcond.find_symmetry(
+        model, torch.randn(6, 3, dtype=torch.float64), other_inputs=five
+    )
     state["secret"] = 1.0
     weights = {name: p.clone() for name, p in model.named_parameters()}
     with pytest.raises(pathcond.RescalingError, match="the eval output would change"):
@@ -432,6 +473,8 @@ def test_modes_with_one_program_are_captured_once_at_other_sizes() -> None:
     assert [graph.training for graph in other.graphs] == [False]
     model, inputs = make("mlp")
     model.extra = nn.Linear(2, 2).double()
-    model.forward = lambda x: model.extra(nn.Sequential.forward(model[:5], x)) if model.training else model[:5](x)
+    model.forward = lambda x: (
+        model.extra(nn.Sequential.forward(model[:5], x)) if model.training else model[:5](x)
+    )
     given_sizes, other = capture_all(model, inputs)
     assert [graph.training for graph in other.graphs] == [False, True]

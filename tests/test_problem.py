@@ -6,14 +6,16 @@ from torch import Tensor
 
 import pathcond
 from pathcond import Symmetry, diag_g, find_symmetry
-from pathcond.problem import Problem
+from pathcond.solvers.problem import Problem
 
 from .cases import CASES, make, prepared
 from .zoo import NORMALIZATIONS
 
 
 def written_out(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """K (p, num_units) and g (p,) of the parameters that count and have g > 0, from the factors of one log-scale at a time."""
+    """K (p, num_units) and g (p,) of the parameters that count and have g > 0, from the factors of
+    one log-scale at a time.
+    """
     g = {name: values for name, values in g.items() if name not in symmetry.uncounted}
     units = torch.eye(symmetry.num_units, dtype=torch.float64)
     factors = [symmetry.factors(unit) for unit in units]
@@ -52,7 +54,9 @@ def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
 
 
 def test_the_gradient_is_that_of_the_rescaled_model_at_zero() -> None:
-    """F at u of the model is F at 0 of the model rescaled by t = u/2: signs, squares and factors of two all show here."""
+    """F at u of the model is F at 0 of the model rescaled by t = u/2: signs, squares and factors of
+    two all show here.
+    """
     model, inputs = make("resnet")
     symmetry = find_symmetry(model, inputs, normalization="paper")
     u = torch.randn(symmetry.num_units, dtype=torch.float64)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pathcond
-from pathcond.outputs import output_change
+from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
 
 from .strategies import INPUT_CHANNELS, RandomNet, networks
@@ -22,7 +22,9 @@ def prepared(net: RandomNet, seed: int) -> tuple[RandomNet, torch.Tensor]:
 
 @settings(max_examples=60)
 @given(networks(), st.sampled_from(NORMALIZATIONS), st.integers(0, 5))
-def test_function_kept_factors_consistent_inverse_restores(net: RandomNet, normalization: str, seed: int) -> None:
+def test_function_kept_factors_consistent_inverse_restores(
+    net: RandomNet, normalization: str, seed: int
+) -> None:
     net, x = prepared(net, seed)
     symmetry = pathcond.find_symmetry(net, x, normalization=normalization)
     log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2

@@ -1,4 +1,4 @@
-"""Pages explain what they show: every number, every line, every word; and a few outliers leave no chart empty."""
+"""Pages explain what they show: numbers, lines and words; a few outliers leave no chart empty."""
 
 import re
 from pathlib import Path
@@ -9,14 +9,15 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pathcond
-from pathcond.cli import app
+from pathcond.cli.commands import app
 from pathcond.report import charts
 
 TARGET = """
 import torch
 
 def build():
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)), torch.randn(5, 3)
+    layers = torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    return torch.nn.Sequential(*layers), torch.randn(5, 3)
 """
 
 
@@ -29,14 +30,23 @@ def report() -> pathcond.Report:
 
 @pytest.fixture(scope="module")
 def page(report: pathcond.Report, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return report.to_html(tmp_path_factory.mktemp("page") / "report.html", name="my encoder").read_text(encoding="utf-8")
+    return report.to_html(
+        tmp_path_factory.mktemp("page") / "report.html", name="my encoder"
+    ).read_text(encoding="utf-8")
 
 
 def test_every_number_and_section_has_an_explanation(page: str) -> None:
-    assert len(re.findall(r"<div><b>", page)) == len(re.findall(r"<small>[^<]{20,}</small></div>", page)) == 5
+    assert (
+        len(re.findall(r"<div><b>", page))
+        == len(re.findall(r"<small>[^<]{20,}</small></div>", page))
+        == 5
+    )
     sections = re.split(r"<h2>", page)[1:]
     assert len(sections) == 6
-    assert all(re.match(r'[^<]+</h2>\s*(<p class="faint">[^<]{20,}|<dl class="glossary">)', section) for section in sections)
+    assert all(
+        re.match(r'[^<]+</h2>\s*(<p class="faint">[^<]{20,}|<dl class="glossary">)', section)
+        for section in sections
+    )
 
 
 def test_the_words_are_explained_at_the_end(page: str) -> None:
@@ -54,30 +64,50 @@ def test_the_command_calls_the_model_by_its_target(tmp_path: Path) -> None:
     files = ["--out", str(tmp_path / "out.safetensors"), "--report", str(tmp_path / "report.html")]
     result = CliRunner().invoke(app, ["condition", f"{tmp_path / 'mine.py'}:build", *files])
     assert result.exit_code == 0, result.output
-    assert "mine.py:build, conditioned</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "mine.py:build, conditioned</h1>" in (tmp_path / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_chart_is_drawn_for_wide_and_for_narrow_windows(page: str) -> None:
     drawn = re.findall(r'<svg class="chart (\w+)" viewBox="0 0 (\d+) \d+"', page)
     assert [kind for kind, _ in drawn] == ["wide", "narrow"] * 2
-    assert all(int(width) <= 358 for kind, width in drawn if kind == "narrow"), "letters are as large as they say at 390 pixels"
+    assert all(int(width) <= 358 for kind, width in drawn if kind == "narrow"), (
+        "letters are as large as they say at 390 pixels"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_legends_show_lines_as_they_are_drawn(count: int) -> None:
-    chart = charts.lines([charts.Series(f"name {i}", [0.0, i]) for i in range(count)], x_label="step", y_label="value")
+    chart = charts.lines(
+        [charts.Series(f"name {i}", [0.0, i]) for i in range(count)],
+        x_label="step",
+        y_label="value",
+    )
     *drawings, legend = re.split(r'(?=<p class="legend">)', chart)
-    style = (Path(charts.__file__).parent / "templates" / "base.html.jinja").read_text(encoding="utf-8")
+    style = (Path(charts.__file__).parent / "templates" / "base.html.jinja").read_text(
+        encoding="utf-8"
+    )
     dashes = set()
     for i in range(count):
         assert f'<line class="line s{i}"' in legend
         assert "".join(drawings).count(f'<polyline class="line s{i}"') == 2
-        dashes.add(next(iter(re.findall(rf"\.line\.s{i}\b[^{{]*{{ stroke-dasharray: ([^;]+);", style)), "none"))
+        dashes.add(
+            next(
+                iter(re.findall(rf"\.line\.s{i}\b[^{{]*{{ stroke-dasharray: ([^;]+);", style)),
+                "none",
+            )
+        )
     assert len(dashes) == count, "no two lines have the same dashes"
 
 
 def test_a_few_outliers_do_not_stretch_the_axis() -> None:
-    values = torch.cat([torch.linspace(0, 1, 1000, dtype=torch.float64), torch.tensor([1e6, -1e6], dtype=torch.float64)])
+    values = torch.cat(
+        [
+            torch.linspace(0, 1, 1000, dtype=torch.float64),
+            torch.tensor([1e6, -1e6], dtype=torch.float64),
+        ]
+    )
     chart = charts.histograms([("before", values, torch.ones_like(values))], x_label="log10 g")
     assert "log10 g · 1st to 99th percentile" in chart
     ticks = [float(text) for text in re.findall(r'<text class="tick" [^>]*>([^<]+)<', chart)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond import rescale
+from pathcond.rescaling import rescale
 
 from .cases import CASES, Calls, make, prepared
 from .zoo import outputs
@@ -67,9 +67,15 @@ def test_verification_writes_what_it_checked() -> None:
 def test_tensors_keep_identity_and_address() -> None:
     model, inputs = make("resnet")
     symmetry = pathcond.find_symmetry(model, inputs)
-    before = {name: (id(t), t.data_ptr()) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    before = {
+        name: (id(t), t.data_ptr())
+        for name, t in [*model.named_parameters(), *model.named_buffers()]
+    }
     pathcond.rescale_(model, symmetry, random_scales(symmetry))
-    assert before == {name: (id(t), t.data_ptr()) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    assert before == {
+        name: (id(t), t.data_ptr())
+        for name, t in [*model.named_parameters(), *model.named_buffers()]
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -81,7 +87,10 @@ def test_powers_of_two_are_bitwise_exact(dtype: torch.dtype) -> None:
     report = pathcond.rescale_(model, symmetry, random_scales(symmetry), round_to_power_of_two=True)
     assert report.rounded
     assert report.output_change_eval == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, outputs(model, inputs, training=False), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, outputs(model, inputs, training=False), strict=True)
+    )
 
 
 def test_rounding_is_the_default_for_half_precision_only() -> None:
@@ -109,12 +118,16 @@ def test_gradients_move_along() -> None:
 # -- bad input: a clear error and an untouched model ----------------------------------------------
 
 
-def refusal(model: nn.Module, symmetry: pathcond.Symmetry, log_scales: object, **options: object) -> str:
+def refusal(
+    model: nn.Module, symmetry: pathcond.Symmetry, log_scales: object, **options: object
+) -> str:
     before = snapshot(model)
     with pytest.raises(pathcond.RescalingError) as error:
         pathcond.rescale_(model, symmetry, log_scales, **options)
     after = model.state_dict()
-    assert all(tensor.equal(after[name]) or (tensor != tensor).any() for name, tensor in before.items())
+    assert all(
+        tensor.equal(after[name]) or (tensor != tensor).any() for name, tensor in before.items()
+    )
     return str(error.value)
 
 
@@ -132,7 +145,8 @@ def test_non_finite_scales_and_weights_are_all_named() -> None:
     with torch.no_grad():
         model[0].weight[0, 0] = float("inf")
         model[2].bias[1] = float("nan")
-        model[4].bias[0] = float("nan")  # an output's bias is not scaled, but no output can be compared any more
+        # an output's bias is not scaled, but no output can be compared any more
+        model[4].bias[0] = float("nan")
     message = refusal(model, symmetry, scales)
     for part in ("log_scales[3] is nan", "0.weight (4, 3)", "2.bias (5,)", "4.bias (2,)"):
         assert part in message
@@ -191,7 +205,9 @@ def test_a_model_with_a_generator_of_its_own(training: bool) -> None:
             self.numbers = random.Random(0)
 
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (self.numbers.random() if self.training is training else 1.0)
+            return super().forward(x) * (
+                self.numbers.random() if self.training is training else 1.0
+            )
 
     model = Noisy()
     symmetry = pathcond.find_symmetry(model, torch.randn(5, 3))
@@ -215,7 +231,9 @@ class TestOptimizers:
     def test_of_another_model(self, state: str) -> None:
         for optimizer in (self.foreign, [self.own, self.foreign]):
             options = {"optimizer": optimizer, "optimizer_state": state}
-            assert "Adam holds none of the model's parameters" in refusal(self.model, self.symmetry, torch.ones(9), **options)
+            assert "Adam holds none of the model's parameters" in refusal(
+                self.model, self.symmetry, torch.ones(9), **options
+            )
         before = snapshot(self.model)
         with pytest.raises(pathcond.RescalingError, match="holds none"):
             pathcond.condition_(self.model, self.inputs, optimizer=self.foreign)
@@ -238,7 +256,9 @@ class TestOptimizers:
     def test_of_float32_masters(self) -> None:
         masters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         optimizer = torch.optim.SGD(masters.values())
-        pathcond.rescale_(self.model, self.symmetry, torch.ones(9), optimizer=optimizer, copies=[masters])
+        pathcond.rescale_(
+            self.model, self.symmetry, torch.ones(9), optimizer=optimizer, copies=[masters]
+        )
 
 
 # -- everything else is as before ------------------------------------------------------------------
@@ -283,23 +303,32 @@ def test_wrapped_models_are_unwrapped() -> None:
     compiled = torch.compile(model, backend="eager")
     assert pathcond.find_symmetry(compiled, inputs).num_units == 9
     pathcond.rescale_(compiled, symmetry, random_scales(symmetry))
-    torch.testing.assert_close(outputs(model, inputs, training=False), before, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        outputs(model, inputs, training=False), before, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_distributed_data_parallel_is_unwrapped(tmp_path: object) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         model, inputs = make("mlp")
         wrapped = nn.parallel.DistributedDataParallel(model)
         symmetry = pathcond.find_symmetry(wrapped, inputs)
-        assert pathcond.rescale_(wrapped, symmetry, random_scales(symmetry)).output_change_eval < 1e-12
+        assert (
+            pathcond.rescale_(wrapped, symmetry, random_scales(symmetry)).output_change_eval < 1e-12
+        )
     finally:
         torch.distributed.destroy_process_group()
 
 
 def test_tied_weights_are_scaled_once() -> None:
     model = Calls(
-        lambda self, x: self.c(F.relu(self.a(x)) + F.relu(self.b(x))), a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2)
+        lambda self, x: self.c(F.relu(self.a(x)) + F.relu(self.b(x))),
+        a=nn.Linear(3, 4),
+        b=nn.Linear(3, 4),
+        c=nn.Linear(4, 2),
     ).double()
     model.b.weight = model.a.weight
     inputs = torch.randn(5, 3).double()
@@ -314,13 +343,19 @@ def test_a_module_under_two_names_keeps_its_parameters() -> None:
     """Verification must put back what it replaced: every name, the very same object."""
     shared = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
     model = nn.Sequential(shared, nn.Sequential(shared), nn.Linear(3, 2)).double()
-    before = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    before = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     x = torch.randn(6, 3).double()
     symmetry = pathcond.find_symmetry(model, x)
     pathcond.rescale_(model, symmetry, torch.full((symmetry.num_units,), 0.5).double())
     pathcond.diag_g(model, x)
     symmetry.log_scale_bounds(model)
-    after = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    after = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     assert [(name, id(t)) for name, t in after] == [(name, id(t)) for name, t in before]
     assert all(isinstance(p, nn.Parameter) for p in model.parameters())
 
@@ -337,7 +372,8 @@ def test_ctrl_c_in_the_middle_of_writing_waits(monkeypatch: pytest.MonkeyPatch) 
         write(plan)
 
     monkeypatch.setattr(rescale._Plan, "write", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
+    # background processes of a shell ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             pathcond.rescale_(model, symmetry, log_scales)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from pathcond import diag_g
-from pathcond.lifting import capture_sample
+from pathcond.lifting.lifting import capture_sample
 
 from .cases import CASES, Calls, make
 
@@ -25,7 +25,8 @@ def in_place_after_dropout(self: Any, x: Tensor) -> Tensor:
 def constants_with_rows(self: Any, x: Tensor) -> Tensor:
     h = self.a(x)
     return self.b(
-        (h + torch.arange(4.0, dtype=x.dtype)).relu() * (h[:, None] + torch.ones(1, 3, 4, dtype=x.dtype)).sigmoid().sum(1)
+        (h + torch.arange(4.0, dtype=x.dtype)).relu()
+        * (h[:, None] + torch.ones(1, 3, 4, dtype=x.dtype)).sigmoid().sum(1)
     )
 
 
@@ -35,7 +36,12 @@ def features_first(self: Any, x: Tensor) -> Tensor:
 
 
 def weights_of_each_sample(self: Any, x: Tensor) -> Tensor:
-    return torch.stack([self.b(F.silu(F.linear(h, h)).sum(1)) for h in [self.a(row.view(3, 1).expand(3, 3)).T for row in x]])
+    return torch.stack(
+        [
+            self.b(F.silu(F.linear(h, h)).sum(1))
+            for h in [self.a(row.view(3, 1).expand(3, 3)).T for row in x]
+        ]
+    )
 
 
 def kernels_of_each_sample(self: Any, x: Tensor) -> Tensor:
@@ -45,7 +51,9 @@ def kernels_of_each_sample(self: Any, x: Tensor) -> Tensor:
 
 def constants_of_more_axes(self: Any, x: Tensor) -> Tensor:
     rows = [self.a(row.view(1, 3).expand(2, 3)) for row in x]
-    return torch.stack([self.b(F.silu(h + torch.ones(1, 1, 4, dtype=x.dtype))).sum((0, 1)) for h in rows])
+    return torch.stack(
+        [self.b(F.silu(h + torch.ones(1, 1, 4, dtype=x.dtype))).sum((0, 1)) for h in rows]
+    )
 
 
 PROGRAMS = {
@@ -62,7 +70,11 @@ def built(name: str) -> tuple[nn.Module, Any]:
     if name in CASES:
         return make(name)
     torch.manual_seed(0)
-    model = Calls(PROGRAMS[name], a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=nn.Linear(3, 4)).double().eval()
+    model = (
+        Calls(PROGRAMS[name], a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=nn.Linear(3, 4))
+        .double()
+        .eval()
+    )
     return model, torch.randn(5, 3, dtype=torch.float64)
 
 
@@ -70,13 +82,15 @@ def built(name: str) -> tuple[nn.Module, Any]:
 @pytest.mark.parametrize("name", [*sorted(CASES), *PROGRAMS])
 def test_together_as_one_by_one(name: str, fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = built(name)
-    inputs = tree_map(lambda x: torch.cat([x, x.flip(0)]) if isinstance(x, Tensor) and x.dim() else x, inputs)
+    inputs = tree_map(
+        lambda x: torch.cat([x, x.flip(0)]) if isinstance(x, Tensor) and x.dim() else x, inputs
+    )
     if fresh:  # statistics are then measured on the batch
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("num_batches_tracked"):
                 buffer.zero_()
     sample = capture_sample(model, inputs)
     together = diag_g(model, sample)
-    monkeypatch.setattr("pathcond.energy_pass.at_once", lambda *_: None)
+    monkeypatch.setattr("pathcond.rules.samples.at_once", lambda *_: None)
     for parameter, g in diag_g(model, sample).items():
         torch.testing.assert_close(together[parameter], g, rtol=1e-11, atol=0)

@@ -9,10 +9,10 @@ from scipy.optimize import minimize
 from torch import nn
 
 from pathcond import diag_g, find_symmetry
-from pathcond.experiments.architectures import cifar_nv, mlp, resnet18_c
-from pathcond.problem import Problem
+from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.reference import Connectivity, box_sweeps
 from pathcond.solvers import CoordinateDescent, Exact
+from pathcond.solvers.problem import Problem
 
 from .cases import make
 from .test_problem import objective, written_out
@@ -26,7 +26,9 @@ def test_coordinate_descent_has_the_iterates_of_the_algorithm_box(name: str) -> 
     model, inputs = make(name)
     symmetry, g = find_symmetry(model, inputs, normalization="paper"), diag_g(model, inputs)
     problem = Problem.of(symmetry, g)
-    for count, expected in enumerate(itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), 5), start=1):
+    for count, expected in enumerate(
+        itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), 5), start=1
+    ):
         solution = CoordinateDescent(sweeps=count, tolerance=0).solve(problem)
         torch.testing.assert_close(2 * solution.log_scales, expected, rtol=0, atol=1e-12)
         assert solution.iterations == count
@@ -34,22 +36,40 @@ def test_coordinate_descent_has_the_iterates_of_the_algorithm_box(name: str) -> 
 
 @pytest.mark.parametrize("count", [2, pytest.param(10, marks=pytest.mark.zoo)])
 @pytest.mark.parametrize(("build", "units"), [(mlp, 1500), (cifar_nv, 1792), (resnet18_c, 3904)])
-def test_the_papers_architectures_have_the_same_iterates(build: Callable[[], nn.Module], units: int, count: int) -> None:
+def test_the_papers_architectures_have_the_same_iterates(
+    build: Callable[[], nn.Module], units: int, count: int
+) -> None:
     """After every sweep, to 1e-12; "paper", uncalibrated, as published."""
     torch.manual_seed(0)
     model, x = build().eval(), torch.randn(2, 3, 32, 32)
     symmetry, g = find_symmetry(model, x, normalization="paper"), diag_g(model, x, calibrate=False)
     assert symmetry.num_units == units
     problem = Problem.of(symmetry, g)
-    for sweep, expected in enumerate(itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), count), start=1):
+    for sweep, expected in enumerate(
+        itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), count), start=1
+    ):
         solution = CoordinateDescent(sweeps=sweep, tolerance=0).solve(problem)
         torch.testing.assert_close(2 * solution.log_scales, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("normalization", ["absorb", "full", "paper"])
-@pytest.mark.parametrize("name", [*PLAIN, "resnet", "densenet", "square", "self_edge", "product_of_branches", "used_twice", "vit"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PLAIN,
+        "resnet",
+        "densenet",
+        "square",
+        "self_edge",
+        "product_of_branches",
+        "used_twice",
+        "vit",
+    ],
+)
 @pytest.mark.parametrize("solver", [CONVERGED, Exact()], ids=lambda solver: type(solver).__name__)
-def test_the_minimum_is_the_one_that_scipy_finds(solver: CoordinateDescent | Exact, name: str, normalization: str) -> None:
+def test_the_minimum_is_the_one_that_scipy_finds(
+    solver: CoordinateDescent | Exact, name: str, normalization: str
+) -> None:
     """Residual streams, self-edges, exponents of ±2 and units that share parameters included."""
     model, inputs = make(name)
     symmetry, g = find_symmetry(model, inputs, normalization=normalization), diag_g(model, inputs)
@@ -60,15 +80,25 @@ def test_the_minimum_is_the_one_that_scipy_finds(solver: CoordinateDescent | Exa
     assert solution.converged, solution.message
     assert solution.gradient_norm < 1e-8
     assert solution.objective_after <= solution.objective_before
-    assert solution.objective_before == pytest.approx(float(objective(exponents, flat, torch.zeros(symmetry.num_units).double())))
+    assert solution.objective_before == pytest.approx(
+        float(objective(exponents, flat, torch.zeros(symmetry.num_units).double()))
+    )
 
     def value_and_gradient(u: object) -> tuple[float, object]:
         point = problem.at(torch.as_tensor(u, dtype=torch.float64))
         return point.value, point.gradient.numpy()
 
     start = torch.zeros(symmetry.num_units, dtype=torch.float64).numpy()
-    best = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9})
-    assert solution.objective_after <= best.fun + 1e-6 * max(1.0, solution.objective_before - best.fun)
+    best = minimize(
+        value_and_gradient,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9},
+    )
+    assert solution.objective_after <= best.fun + 1e-6 * max(
+        1.0, solution.objective_before - best.fun
+    )
 
 
 def test_a_constant_diagonal_stays() -> None:
@@ -95,23 +125,31 @@ def test_deep_networks_and_zero_gains() -> None:
 
 
 def test_one_neuron_by_hand() -> None:
-    """u·relu(v·x + w): two parameters in of g = u² each, one out of g = v² + w²; at the optimum all three are alike."""
+    """u·relu(v·x + w): two parameters in of g = u² each, one out of g = v² + w²; at the optimum all
+    three are alike.
+    """
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
     x = torch.randn(4, 1).double()
     symmetry, g = find_symmetry(model, x), diag_g(model, x)
     solution = CONVERGED.solve(Problem.of(symmetry, g))
     into, out = float(g["0.weight"]), float(g["2.weight"])
-    factor = float((2 * solution.log_scales).exp())  # g_in / X and g_out · X; ∂F = 0 where their sums are as 2 to 1
+    # g_in / X and g_out · X; ∂F = 0 where their sums are as 2 to 1
+    factor = float((2 * solution.log_scales).exp())
     assert 2 * into / factor == pytest.approx(2 * out * factor, rel=1e-9)
 
 
-@pytest.mark.parametrize("settings", [{"tolerance": 0.0}, {"max_steps": 0}, {"max_log_scale": -1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"tolerance": 0.0}, {"max_steps": 0}, {"max_log_scale": -1.0}]
+)
 def test_bad_settings_of_the_exact_solver_are_refused(settings: dict) -> None:
     with pytest.raises(ValueError, match=r"Exact needs|max_log_scale bounds"):
         Exact(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}, {"max_log_scale": 0.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}, {"max_log_scale": 0.0}],
+)
 def test_bad_settings_are_refused(settings: dict) -> None:
     with pytest.raises(ValueError, match=r"CoordinateDescent needs|max_log_scale bounds"):
         CoordinateDescent(**settings)

@@ -1,4 +1,6 @@
-"""Programs that try to slip a scale past the rules. Each keeps its function under whatever symmetry is found."""
+"""Programs that try to slip a scale past the rules. Each keeps its function under whatever symmetry
+is found.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.outputs import output_change
+from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
 
 from .cases import Calls
@@ -24,7 +26,9 @@ def hostile(build: Callable[[], tuple[nn.Module, Any]]) -> Callable[[], tuple[nn
 
 
 def between(middle: Callable[[Tensor], Tensor], out: int = 4) -> tuple[nn.Module, Tensor]:
-    return Calls(lambda self, x: self.b(middle(F.relu(self.a(x)))), a=nn.Linear(3, 4), b=nn.Linear(out, 2)), torch.randn(6, 3)
+    return Calls(
+        lambda self, x: self.b(middle(F.relu(self.a(x)))), a=nn.Linear(3, 4), b=nn.Linear(out, 2)
+    ), torch.randn(6, 3)
 
 
 @hostile
@@ -69,7 +73,9 @@ def rounded_to_single_precision() -> Any:
 @hostile
 def statistics_from_a_bias() -> Any:
     def forward(self: Any, x: Tensor) -> Tensor:
-        normed = F.instance_norm(x[:, :1].expand(-1, 4, -1), self.a.bias.detach(), self.v, use_input_stats=False)
+        normed = F.instance_norm(
+            x[:, :1].expand(-1, 4, -1), self.a.bias.detach(), self.v, use_input_stats=False
+        )
         return self.b(F.relu(self.a(x))).sum() + normed
 
     model = Calls(forward, a=nn.Conv1d(3, 4, 1), b=nn.Conv1d(4, 2, 1))
@@ -126,8 +132,10 @@ def written_as_a_list() -> Any:
 def attribute_that_shares_memory() -> Any:
     model = Calls(
         lambda self, x: self.o(F.relu(self.c(F.relu(self.a(x))))) + (x @ self.w).sum(),
-        a=nn.Linear(4, 4).double(), c=nn.Linear(4, 4).double(), o=nn.Linear(4, 2).double(),
-    )  # fmt: skip
+        a=nn.Linear(4, 4).double(),
+        c=nn.Linear(4, 4).double(),
+        o=nn.Linear(4, 2).double(),
+    )
     model.w = model.a.weight.detach()
     return model, torch.randn(4, 4)
 
@@ -157,8 +165,12 @@ def zero_channels_into_a_norm() -> Any:
 def buffers_shared_between_norms() -> Any:
     model = Calls(
         lambda self, x: self.c(F.relu(self.n(self.a(x))) + F.relu(self.m(self.b(x)))),
-        a=nn.Linear(3, 4), b=nn.Linear(3, 4), n=nn.BatchNorm1d(4), m=nn.BatchNorm1d(4), c=nn.Linear(4, 2),
-    ).double()  # fmt: skip
+        a=nn.Linear(3, 4),
+        b=nn.Linear(3, 4),
+        n=nn.BatchNorm1d(4),
+        m=nn.BatchNorm1d(4),
+        c=nn.Linear(4, 2),
+    ).double()
     model.m.running_mean, model.m.running_var = model.n.running_mean, model.n.running_var
     return model, torch.randn(6, 3)
 
@@ -199,7 +211,9 @@ def slice_written_into_zeros() -> Any:
 
 @hostile
 def recurrent_state_is_returned() -> Any:
-    return Calls(lambda self, x: self.r(x), r=nn.RNN(3, 4, num_layers=2, nonlinearity="relu")), torch.randn(5, 2, 3)
+    return Calls(
+        lambda self, x: self.r(x), r=nn.RNN(3, 4, num_layers=2, nonlinearity="relu")
+    ), torch.randn(5, 2, 3)
 
 
 @hostile
@@ -225,11 +239,15 @@ def recurrent_state_from_another_layer() -> Any:
 def recurrent_weights_are_tied() -> Any:
     rnn = nn.RNN(4, 4, num_layers=2, nonlinearity="relu", bidirectional=False)
     rnn.weight_hh_l1, rnn.weight_ih_l1 = rnn.weight_hh_l0, rnn.weight_hh_l0
-    return Calls(lambda self, x: self.b(self.r(x)[0]), r=rnn, b=nn.Linear(4, 2)), torch.randn(5, 2, 4)
+    return Calls(lambda self, x: self.b(self.r(x)[0]), r=rnn, b=nn.Linear(4, 2)), torch.randn(
+        5, 2, 4
+    )
 
 
 def gated_recurrence(kind: Callable[..., nn.Module]) -> Any:
-    return Calls(lambda self, x: self.b(self.r(x)[0]), r=kind(3, 4), b=nn.Linear(4, 2)), torch.randn(5, 2, 3)
+    return Calls(
+        lambda self, x: self.b(self.r(x)[0]), r=kind(3, 4), b=nn.Linear(4, 2)
+    ), torch.randn(5, 2, 3)
 
 
 @hostile
@@ -310,7 +328,9 @@ def direction_of_a_weight_norm_is_read_elsewhere() -> Any:
 @hostile
 def masked_weight_is_read_unmasked() -> Any:
     def forward(self: Any, x: Tensor) -> Tensor:
-        return self.b(F.relu(F.linear(x, self.mask * self.w)) + F.relu(F.linear(x.flip(1), self.w)) ** 2)
+        return self.b(
+            F.relu(F.linear(x, self.mask * self.w)) + F.relu(F.linear(x.flip(1), self.w)) ** 2
+        )
 
     model = Calls(forward, w=nn.Parameter(torch.randn(4, 3)), b=nn.Linear(4, 2))
     model.register_buffer("mask", torch.ones(4, 3).tril())
@@ -321,7 +341,9 @@ def masked_weight_is_read_unmasked() -> Any:
 def bags_weighed_by_what_also_gates() -> Any:
     def forward(self: Any, tokens: Tensor, x: Tensor) -> Tensor:
         weights = F.relu(self.w(x))
-        return self.b(self.e(tokens, per_sample_weights=weights)) * weights.sigmoid().mean(1, keepdim=True)
+        return self.b(self.e(tokens, per_sample_weights=weights)) * weights.sigmoid().mean(
+            1, keepdim=True
+        )
 
     parts = {"e": nn.EmbeddingBag(7, 3, mode="sum"), "w": nn.Linear(3, 4), "b": nn.Linear(3, 2)}
     return Calls(forward, **parts), (torch.randint(0, 7, (5, 4)), torch.randn(5, 3))
@@ -330,7 +352,9 @@ def bags_weighed_by_what_also_gates() -> Any:
 @hostile
 def bag_of_rows_with_a_maximal_norm() -> Any:
     bag = nn.EmbeddingBag(7, 3, mode="sum", max_norm=0.5)
-    return Calls(lambda self, i: self.b(self.e(i)), e=bag, b=nn.Linear(3, 2)), torch.randint(0, 7, (5, 4))
+    return Calls(lambda self, i: self.b(self.e(i)), e=bag, b=nn.Linear(3, 2)), torch.randint(
+        0, 7, (5, 4)
+    )
 
 
 @hostile
@@ -348,18 +372,26 @@ def test_the_function_is_kept(name: str, normalization: str) -> None:
         randomise(model)
     symmetry = pathcond.find_symmetry(model, x, normalization=normalization)
     before = outputs(model, x, training=False)
-    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False)
+    pathcond.rescale_(
+        model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False
+    )
     assert output_change(before, outputs(model, x, training=False)) < 1e-12
 
 
 def weight_then(use: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
-    return Calls(lambda self, x: self.b(F.relu(use(x, self.w))), w=nn.Parameter(torch.randn(4, 3)), b=nn.Linear(4, 2))
+    return Calls(
+        lambda self, x: self.b(F.relu(use(x, self.w))),
+        w=nn.Parameter(torch.randn(4, 3)),
+        b=nn.Linear(4, 2),
+    )
 
 
 ORDINARY = {
     "equalised learning rate": lambda: weight_then(lambda x, w: F.linear(x, w * 0.1)),
     "einsum with an ellipsis": lambda: weight_then(lambda x, w: torch.einsum("...i,oi", x, w)),
-    "cumulative average": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 2)),
+    "cumulative average": lambda: nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 2)
+    ),
 }
 
 
@@ -379,7 +411,9 @@ def test_causal_masks_of_infinities_do_not_matter() -> None:
 
 
 def test_a_gradient_that_cannot_be_scaled_in_place_is_refused_before_the_first_write() -> None:
-    model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Embedding(6, 4, sparse=True), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
     tokens = torch.randint(0, 6, (5,))
     model(tokens).sum().backward()
     symmetry = pathcond.find_symmetry(model, tokens)
@@ -389,7 +423,7 @@ def test_a_gradient_that_cannot_be_scaled_in_place_is_refused_before_the_first_w
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-# -- inputs and buffers that the example does not show ----------------------------------------------
+# -- inputs and buffers that the example does not show ---------------------------------------------
 
 
 def recurrence(self: Any, x: Tensor) -> Tensor:
@@ -427,28 +461,54 @@ def edges(*pairs: tuple[int, int]) -> Tensor:
 
 OTHERS: dict[str, Callable[[], tuple[nn.Module, Any, Any, int]]] = {
     "longer sequences": lambda: (
-        Calls(recurrence, **recurrence_parts()), torch.randn(3, 2, 3), torch.randn(7, 1, 3), 4,
+        Calls(recurrence, **recurrence_parts()),
+        torch.randn(3, 2, 3),
+        torch.randn(7, 1, 3),
+        4,
     ),
-    # One step alone reads its recurrent weight with zeros; the example at another size has more of them.
+    # One step alone reads its recurrent weight with zeros; the example at another size has more of
+    # them.
     "more than one step": lambda: (
-        Calls(recurrence, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 4,
+        Calls(recurrence, **recurrence_parts()),
+        torch.randn(1, 2, 3),
+        torch.randn(7, 1, 3),
+        4,
     ),
     "more than one step with a frozen weight": lambda: (
-        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(1, 2, 3), torch.randn(7, 1, 3), 1,
+        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()),
+        torch.randn(1, 2, 3),
+        torch.randn(7, 1, 3),
+        1,
     ),
     "longer sequences with a frozen weight": lambda: (
-        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()), torch.randn(3, 2, 3), torch.randn(7, 1, 3), 1,
+        Calls(recurrence_of_a_frozen_weight, **recurrence_parts()),
+        torch.randn(3, 2, 3),
+        torch.randn(7, 1, 3),
+        1,
     ),
     "fused, more than one step": lambda: (
-        Calls(lambda self, x: self.b(self.r(x)[0]), r=nn.RNN(3, 4, nonlinearity="relu"), b=nn.Linear(4, 2)),
-        torch.randn(1, 2, 3), torch.randn(7, 1, 3), 4,
+        Calls(
+            lambda self, x: self.b(self.r(x)[0]),
+            r=nn.RNN(3, 4, nonlinearity="relu"),
+            b=nn.Linear(4, 2),
+        ),
+        torch.randn(1, 2, 3),
+        torch.randn(7, 1, 3),
+        4,
     ),
-    "less padding": lambda: (Calls(padded_to_five, **padded_parts()), torch.randn(6, 3), torch.randn(2, 5), 5),
+    "less padding": lambda: (
+        Calls(padded_to_five, **padded_parts()),
+        torch.randn(6, 3),
+        torch.randn(2, 5),
+        5,
+    ),
     "another graph": lambda: (
         Calls(neighbours, w=nn.Linear(3, 4), b=nn.Linear(4, 2)),
-        (torch.randn(3, 3), edges((0, 1), (1, 0))), (torch.randn(5, 3), edges((4, 2), (3, 2), (0, 0))), 4,
+        (torch.randn(3, 3), edges((0, 1), (1, 0))),
+        (torch.randn(5, 3), edges((4, 2), (3, 2), (0, 0))),
+        4,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)

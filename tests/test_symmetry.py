@@ -1,4 +1,6 @@
-"""The search finds neither more nor fewer symmetries than there are, and says what pins the rest."""
+"""The search finds neither more nor fewer symmetries than there are, and says what pins the
+rest.
+"""
 
 import copy
 import json
@@ -10,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import pathcond
-from pathcond.outputs import output_change
+from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
 
 from .cases import CASES, Calls, RMSNorm, make, prepared
@@ -21,11 +23,17 @@ def units(model: nn.Module, inputs: object, **options: object) -> int:
     return pathcond.find_symmetry(model, inputs, **options).num_units
 
 
-def change(model: nn.Module, inputs: object, symmetry: pathcond.Symmetry, *, training: bool = False) -> float:
-    """Relative change of the outputs under random log-scales, measured by us; the weights are put back."""
+def change(
+    model: nn.Module, inputs: object, symmetry: pathcond.Symmetry, *, training: bool = False
+) -> float:
+    """Relative change of the outputs under random log-scales, measured by us; the weights are put
+    back.
+    """
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = outputs(model, inputs, training=training)
-    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False)
+    pathcond.rescale_(
+        model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2, verify=False
+    )
     after = outputs(model, inputs, training=training)
     model.load_state_dict(state)
     return output_change(before, after)
@@ -42,7 +50,9 @@ def test_neither_more_nor_fewer(name: str, normalization: str) -> None:
         assert change(model, inputs, symmetry, training=True) < 1e-12
 
 
-@pytest.mark.parametrize(("normalization", "expected"), [("absorb", 4), ("gain", 4), ("full", 8), ("paper", 4)])
+@pytest.mark.parametrize(
+    ("normalization", "expected"), [("absorb", 4), ("gain", 4), ("full", 8), ("paper", 4)]
+)
 def test_units_of_conv_norm_conv(normalization: str, expected: int) -> None:
     assert units(*make("conv_bn_conv"), normalization=normalization) == expected
 
@@ -52,7 +62,9 @@ GOLDEN = {"resnet18": 4800, "vgg16": 12416, "alexnet": 9344, "squeezenet1_0": 29
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_hidden_units_of_known_models(name: str) -> None:
-    """Every hidden channel or neuron has a scale under "absorb": the counts of the paper's table where it has them."""
+    """Every hidden channel or neuron has a scale under "absorb": the counts of the paper's table
+    where it has them.
+    """
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None)
@@ -61,7 +73,9 @@ def test_hidden_units_of_known_models(name: str) -> None:
 
 def test_the_oracle_itself() -> None:
     """A 2-3-3-2 MLP has 6 symmetries; the count would be 11 from a single θ."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)
+    ).double()
     assert count_symmetries(model, torch.randn(4, 2).double()) == 6
 
 
@@ -69,7 +83,11 @@ def test_the_oracle_itself() -> None:
 
 
 def network(middle: object, width: int = 4, out: int | None = None) -> tuple[nn.Module, Tensor]:
-    model = Calls(lambda self, x: self.b(middle(self.a(x))), a=nn.Linear(3, width), b=nn.Linear(out or width, 2))
+    model = Calls(
+        lambda self, x: self.b(middle(self.a(x))),
+        a=nn.Linear(3, width),
+        b=nn.Linear(out or width, 2),
+    )
     return model.double(), torch.randn(6, 3).double()
 
 
@@ -85,7 +103,10 @@ PINNING = {
     "unknown op": (lambda h: torch.special.bessel_j0(h), "no rule"),
     "fractional power": (lambda h: F.relu(h) ** 0.3, "power"),
     "gate of a glu": (lambda h: F.glu(torch.cat([torch.ones_like(h), h], 1)), "glu"),
-    "written into ones": (lambda h: torch.ones_like(h).index_copy(1, h.argsort(1)[0], h), "written"),
+    "written into ones": (
+        lambda h: torch.ones_like(h).index_copy(1, h.argsort(1)[0], h),
+        "written",
+    ),
     "product of neighbours": (lambda h: h.scatter_reduce(0, h.argsort(0), h, "prod"), "multiplied"),
     "difference from ones": (lambda h: h.diff(prepend=torch.ones_like(h[:, :1])), "subtracted"),
     "distance to a point": (lambda h: torch.cdist(h, torch.eye(4).double()), "compared"),
@@ -134,11 +155,14 @@ def test_homogeneous_by_meaning(name: str) -> None:
 
 
 def test_a_reshape_whose_sizes_happen_to_match() -> None:
-    """(N, 4, 2, 2) flattened and regrouped as 4 × 4 mixes channels although the number 4 survives."""
+    """(N, 4, 2, 2) flattened and regrouped as 4 × 4 mixes channels although the number 4
+    survives.
+    """
     model = Calls(
         lambda self, x: self.b(F.relu(self.a(x)).permute(0, 2, 3, 1).reshape(-1, 4, 2, 2)),
-        a=nn.Conv2d(2, 4, 3), b=nn.Conv2d(4, 2, 1),
-    ).double()  # fmt: skip
+        a=nn.Conv2d(2, 4, 3),
+        b=nn.Conv2d(4, 2, 1),
+    ).double()
     x = torch.randn(3, 2, 4, 4).double()
     symmetry = pathcond.find_symmetry(model, x)
     assert symmetry.num_units == count_symmetries(model, x) == 1
@@ -153,10 +177,16 @@ def test_a_zero_buffer_may_change_so_it_pins() -> None:
 
 
 def test_a_norm_whose_statistics_are_read_elsewhere_keeps_them() -> None:
-    model = Calls(
-        lambda self, x: self.b(F.relu(self.bn(self.a(x)))) + self.bn.running_mean[:2],
-        a=nn.Linear(3, 4), bn=nn.BatchNorm1d(4), b=nn.Linear(4, 2),
-    ).double().eval()  # fmt: skip
+    model = (
+        Calls(
+            lambda self, x: self.b(F.relu(self.bn(self.a(x)))) + self.bn.running_mean[:2],
+            a=nn.Linear(3, 4),
+            bn=nn.BatchNorm1d(4),
+            b=nn.Linear(4, 2),
+        )
+        .double()
+        .eval()
+    )
     randomise(model)
     x = torch.randn(6, 3).double()
     symmetry = pathcond.find_symmetry(model, x)
@@ -165,10 +195,17 @@ def test_a_norm_whose_statistics_are_read_elsewhere_keeps_them() -> None:
 
 
 def test_a_norm_shared_by_two_branches() -> None:
-    model = Calls(
-        lambda self, x: self.c(F.relu(self.bn(self.a(x))) + F.relu(self.bn(self.b(x)))),
-        a=nn.Linear(3, 4), b=nn.Linear(3, 4), bn=nn.BatchNorm1d(4), c=nn.Linear(4, 2),
-    ).double().eval()  # fmt: skip
+    model = (
+        Calls(
+            lambda self, x: self.c(F.relu(self.bn(self.a(x))) + F.relu(self.bn(self.b(x)))),
+            a=nn.Linear(3, 4),
+            b=nn.Linear(3, 4),
+            bn=nn.BatchNorm1d(4),
+            c=nn.Linear(4, 2),
+        )
+        .double()
+        .eval()
+    )
     randomise(model)
     x = torch.randn(6, 3).double()
     for normalization in NORMALIZATIONS:
@@ -222,12 +259,16 @@ def test_the_magnitude_of_a_weight_norm_carries_the_scale(old: bool, dim: int | 
     factors = symmetry.factors(torch.ones(symmetry.num_units))
     assert bool((factors[f"a.{magnitude}"] == torch.e).all())
     assert bool((factors[f"a.{direction}"] == 1).all())
-    assert any(pin.name == f"a.{direction}" and "direction" in pin.reason for pin in symmetry.pinned)
+    assert any(
+        pin.name == f"a.{direction}" and "direction" in pin.reason for pin in symmetry.pinned
+    )
     assert change(model, x, symmetry) < 1e-12
 
 
 def test_pruned_modules_keep_their_units() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Conv1d(4, 4, 1), nn.ReLU(), nn.Conv1d(4, 2, 1))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Conv1d(4, 4, 1), nn.ReLU(), nn.Conv1d(4, 2, 1)
+    )
     model = Calls(lambda self, x: self.net[1:](self.net[0](x).mT), net=model.double())
     for layer in (model.net[0], model.net[2], model.net[4]):
         prune.random_unstructured(layer, "weight", amount=3)
@@ -306,7 +347,9 @@ def test_paper_changes_train_mode_and_says_so(caplog: pytest.LogCaptureFixture) 
 
 
 def test_approximate_admits_smooth_activations_and_fronts_of_norms() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 2)
+    ).double()
     x = torch.randn(6, 3).double()
     assert units(model, x) == 0
     symmetry = pathcond.find_symmetry(model, x, approximate=True)
@@ -319,13 +362,17 @@ def test_approximate_admits_smooth_activations_and_fronts_of_norms() -> None:
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_a_norm_written_out_obeys_the_same_table(normalization: str, approximate: bool) -> None:
     built_in, written_out = (
-        nn.Sequential(nn.Linear(3, 4), norm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)) for norm in (nn.RMSNorm, RMSNorm)
+        nn.Sequential(nn.Linear(3, 4), norm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+        for norm in (nn.RMSNorm, RMSNorm)
     )
     options = {"normalization": normalization, "approximate": approximate}
     front = approximate and normalization in ("absorb", "full")
     behind = normalization in ("gain", "full")
     expected = 5 + front + 4 * behind
-    assert [units(model, torch.randn(6, 3), **options) for model in (built_in, written_out)] == [expected, expected]
+    assert [units(model, torch.randn(6, 3), **options) for model in (built_in, written_out)] == [
+        expected,
+        expected,
+    ]
 
 
 # -- the Symmetry itself --------------------------------------------------------------------------
@@ -348,7 +395,9 @@ def test_factors_are_what_rescaling_multiplies_by() -> None:
 def test_groups_name_every_unit_once_and_both_sides() -> None:
     model, x = make("resnet_without_norm")
     symmetry = pathcond.find_symmetry(model, x)
-    assert sorted(unit for group in symmetry.groups for unit in group.units) == list(range(symmetry.num_units))
+    assert sorted(unit for group in symmetry.groups for unit in group.units) == list(
+        range(symmetry.num_units)
+    )
     stream = symmetry.groups[0]
     assert stream.name == "0"
     assert {"0.weight", "2.conv2.weight", "3.conv2.bias"} <= set(stream.multiplied)
@@ -359,7 +408,12 @@ def test_the_table_is_readable_and_complete() -> None:
     model, x = make("regnet")
     text = str(pathcond.find_symmetry(model, x))
     assert text.startswith("Symmetry of Calls: ")
-    for word in ("units", "reduce.{weight,bias}", "sigmoid at cases.py:", "is an output of the model"):
+    for word in (
+        "units",
+        "reduce.{weight,bias}",
+        "sigmoid at cases.py:",
+        "is an output of the model",
+    ):
         assert word in text
 
 
@@ -375,7 +429,9 @@ def test_unknown_normalization_is_refused() -> None:
         pathcond.find_symmetry(*network(F.relu), normalization="batch")
 
 
-@pytest.mark.parametrize("name", ["resnet", "vit", "llama", "shufflenet", "masked_weights", "relu_rnn"])
+@pytest.mark.parametrize(
+    "name", ["resnet", "vit", "llama", "shufflenet", "masked_weights", "relu_rnn"]
+)
 def test_the_meta_device_gives_the_same_symmetry(name: str) -> None:
     model, inputs = make(name)
     real = pathcond.find_symmetry(model, inputs)
@@ -386,14 +442,26 @@ def test_the_meta_device_gives_the_same_symmetry(name: str) -> None:
 def test_the_batch_size_does_not_matter() -> None:
     model, _ = make("regnet")
     small, large = (pathcond.find_symmetry(model, torch.randn(n, 2, 8, 8).double()) for n in (2, 7))
-    assert (small.num_units, small.groups, small.pinned) == (large.num_units, large.groups, large.pinned)
+    assert (small.num_units, small.groups, small.pinned) == (
+        large.num_units,
+        large.groups,
+        large.pinned,
+    )
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_the_paper_leaves_batch_norms_out_of_its_criterion(normalization: str) -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False),
-        nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 2),
-    )  # fmt: skip
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, bias=False),
+        nn.BatchNorm2d(4, affine=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.LayerNorm(8),
+        nn.Linear(8, 2),
+    )
     symmetry = pathcond.find_symmetry(model, torch.randn(2, 3, 8, 8), normalization=normalization)
     assert symmetry.uncounted == ({"1.weight", "1.bias"} if normalization == "paper" else set())

@@ -1,4 +1,6 @@
-"""Teleportation: at the right steps, without changing the function, and without anything else noticing."""
+"""Teleportation: at the right steps, without changing the function, and without anything else
+noticing.
+"""
 
 import copy
 import gc
@@ -35,7 +37,11 @@ class StochasticDepth(nn.Module):
         self.first, self.second = nn.Linear(width, 12), nn.Linear(12, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = (torch.rand(len(x), 1, dtype=x.dtype, device=x.device) < 0.5).to(x.dtype) * 2 if self.training else 1.0
+        kept = (
+            (torch.rand(len(x), 1, dtype=x.dtype, device=x.device) < 0.5).to(x.dtype) * 2
+            if self.training
+            else 1.0
+        )
         return x + kept * self.second(F.relu(self.first(x)))
 
 
@@ -53,12 +59,20 @@ class Checkpointed(nn.Module):
 def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+        nn.Linear(6, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 12),
+        nn.ReLU(),
+        nn.Linear(12, 3),
     )
 
 
 def data(steps: int, seed: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(steps, 32, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        steps, 32, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -96,11 +110,13 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-# -- nothing else notices ---------------------------------------------------------------------------------
+# -- nothing else notices --------------------------------------------------------------------------
 
 
 def test_identity_factors_are_training_without_it_bit_for_bit() -> None:
-    """Dropout's draws, running statistics, gradients, optimizer state: all as they would have been."""
+    """Dropout's draws, running statistics, gradients, optimizer state: all as they would have
+    been.
+    """
     results = []
     for teleporting in (False, True):
         model = network()
@@ -109,7 +125,14 @@ def test_identity_factors_are_training_without_it_bit_for_bit() -> None:
             handle = pathcond.teleport(optimizer, model, example(), every=1, solver=Nothing())
         torch.manual_seed(5)
         train(model, optimizer, data(20))
-        results.append((model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()], torch.get_rng_state()))
+        results.append(
+            (
+                model.state_dict(),
+                optimizer.state_dict(),
+                [p.grad for p in model.parameters()],
+                torch.get_rng_state(),
+            )
+        )
     assert handle.teleports == 20
     assert handle.left_out == 0
     assert_same(*results)
@@ -156,7 +179,7 @@ def test_compiled_models_are_not_compiled_again() -> None:
         assert counters["stats"]["unique_graphs"] == 0
 
 
-# -- at the right steps ------------------------------------------------------------------------------------
+# -- at the right steps ----------------------------------------------------------------------------
 
 
 def test_a_teleport_is_condition_after_the_step() -> None:
@@ -176,7 +199,9 @@ def test_a_teleport_is_condition_after_the_step() -> None:
     assert handle.report is not None
     assert torch.equal(handle.report.log_scales, report.log_scales)
     assert handle.report.log_scales.abs().max() > 1e-3
-    assert_same((model.state_dict(), optimizer.state_dict()), (twin.state_dict(), other.state_dict()))
+    assert_same(
+        (model.state_dict(), optimizer.state_dict()), (twin.state_dict(), other.state_dict())
+    )
 
 
 def test_micro_steps_of_accumulation_are_no_steps() -> None:
@@ -193,7 +218,9 @@ def test_micro_steps_of_accumulation_are_no_steps() -> None:
 
 
 def test_gradients_that_accumulate_across_a_teleport_move_along() -> None:
-    """Halfway through an accumulation, teleporting by hand: the step that follows sees gradients of the new coordinates."""
+    """Halfway through an accumulation, teleporting by hand: the step that follows sees gradients of
+    the new coordinates.
+    """
     model = network().double().eval()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     handle = pathcond.teleport(optimizer, model, example().double(), every=100)
@@ -216,7 +243,9 @@ def test_steps_that_a_scaler_skips_are_no_steps(fused: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     asked: list[int] = []
     handle = pathcond.teleport(optimizer, model, example(), every=2)
-    scheduled = pathcond.teleport(optimizer, model, example(), schedule=lambda step: bool(asked.append(step)))
+    scheduled = pathcond.teleport(
+        optimizer, model, example(), schedule=lambda step: bool(asked.append(step))
+    )
     overflowing = {1, 3, 4, 6, 7}
     for i, x in enumerate(data(9)):
         optimizer.zero_grad()
@@ -239,7 +268,12 @@ def test_schedule_epochs_and_removal() -> None:
         train(model, optimizer, data(3))
         by_epoch.end_epoch()
         scheduled.end_epoch()  # its schedule knows steps only
-    assert (scheduled.teleports, by_epoch.teleports, by_epoch.epochs, by_epoch.steps) == (2, 2, 2, 6)
+    assert (scheduled.teleports, by_epoch.teleports, by_epoch.epochs, by_epoch.steps) == (
+        2,
+        2,
+        2,
+        6,
+    )
     scheduled.remove()
     by_epoch.remove()
     train(model, optimizer, data(3))
@@ -261,20 +295,29 @@ def test_a_resumed_run_teleports_at_the_same_steps() -> None:
     for i, x in enumerate(batches[:6]):
         torch.manual_seed(i)
         train(first, first_optimizer, x[None])
-    saved = copy.deepcopy((first.state_dict(), first_optimizer.state_dict(), first_handle.state_dict()))
+    saved = copy.deepcopy(
+        (first.state_dict(), first_optimizer.state_dict(), first_handle.state_dict())
+    )
     resumed, resumed_optimizer, resumed_handle = start()
     for part, state in zip((resumed, resumed_optimizer, resumed_handle), saved, strict=True):
         part.load_state_dict(state)
     for i, x in enumerate(batches[6:], start=6):
         torch.manual_seed(i)
         train(resumed, resumed_optimizer, x[None])
-    assert resumed_handle.state_dict() == handle.state_dict() == {"steps": 14, "epochs": 0, "teleports": 3, "left_out": 0}
-    assert_same((resumed.state_dict(), resumed_optimizer.state_dict()), (whole.state_dict(), optimizer.state_dict()))
+    assert (
+        resumed_handle.state_dict()
+        == handle.state_dict()
+        == {"steps": 14, "epochs": 0, "teleports": 3, "left_out": 0}
+    )
+    assert_same(
+        (resumed.state_dict(), resumed_optimizer.state_dict()),
+        (whole.state_dict(), optimizer.state_dict()),
+    )
     with pytest.raises(ValueError, match="not the state of a teleport"):
         handle.load_state_dict({"step": 3})
 
 
-# -- methods -------------------------------------------------------------------------------------------------
+# -- methods ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("every", [1, "epoch"])
@@ -304,7 +347,9 @@ def test_enorm_as_a_training_method(every: Any) -> None:
         if every == "epoch":
             balance()
     assert handle.teleports == (6 if every == 1 else 2)
-    assert_same((model.state_dict(), optimizer.state_dict()), (twin.state_dict(), other.state_dict()))
+    assert_same(
+        (model.state_dict(), optimizer.state_dict()), (twin.state_dict(), other.state_dict())
+    )
     assert "diag G" not in str(handle.report)  # which ENorm does not look at
 
 
@@ -333,7 +378,10 @@ def test_averages_of_the_model_keep_their_function() -> None:
 def test_a_copy_of_another_model_is_refused() -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())
-    for wrong, why in ((nn.Linear(6, 16), r"has no 0\.weight"), ({"0.weight": torch.ones(2, 2)}, r"\(2, 2\) in a copy")):
+    for wrong, why in (
+        (nn.Linear(6, 16), r"has no 0\.weight"),
+        ({"0.weight": torch.ones(2, 2)}, r"\(2, 2\) in a copy"),
+    ):
         with pytest.raises(MismatchError, match=why):
             pathcond.condition_(model, example(), copies=[wrong])
     with pytest.raises(pathcond.RescalingError, match="share memory"):
@@ -341,7 +389,7 @@ def test_a_copy_of_another_model_is_refused() -> None:
     assert_same(model.state_dict(), before)
 
 
-# -- precision ------------------------------------------------------------------------------------------------
+# -- precision -------------------------------------------------------------------------------------
 
 
 def test_autocast_around_the_step_changes_nothing() -> None:
@@ -358,7 +406,9 @@ def test_autocast_around_the_step_changes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_weights_move_by_powers_of_two(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)).to(dtype)
+    model = nn.Sequential(
+        nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+    ).to(dtype)
     with torch.no_grad():
         model[0].weight.mul_(8)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
@@ -379,8 +429,17 @@ def test_low_precision_weights_move_by_powers_of_two(dtype: torch.dtype) -> None
 
 
 def test_float32_masters_of_bfloat16_weights() -> None:
-    """The optimizer trains float32 masters; the model is their copy in bfloat16. Both move, and stay each other's copy."""
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)).bfloat16()
+    """The optimizer trains float32 masters; the model is their copy in bfloat16. Both move, and
+    stay each other's copy.
+    """
+    model = nn.Sequential(
+        nn.Linear(6, 16),
+        nn.ReLU(),
+        nn.LayerNorm(16),
+        nn.Linear(16, 12),
+        nn.ReLU(),
+        nn.Linear(12, 3),
+    ).bfloat16()
     with torch.no_grad():
         model[3].weight.mul_(16)
     masters = {name: p.detach().float().requires_grad_() for name, p in model.named_parameters()}
@@ -397,14 +456,17 @@ def test_float32_masters_of_bfloat16_weights() -> None:
         for name, parameter in model.named_parameters():
             parameter.data.copy_(masters[name].detach())
     assert (handle.teleports, handle.left_out) == (3, 0)
-    assert (masters["3.weight"] / before["3.weight"]).detach().abs().log2().median().abs() >= 1  # steps of 1e-3 alone do not
+    # steps of 1e-3 alone do not
+    assert (masters["3.weight"] / before["3.weight"]).detach().abs().log2().median().abs() >= 1
     in_full = copy.deepcopy(model).float()
     in_full.load_state_dict(masters)
     with torch.no_grad():
-        torch.testing.assert_close(in_full(example()), model(example().bfloat16()).float(), rtol=0.1, atol=0.1)
+        torch.testing.assert_close(
+            in_full(example()), model(example().bfloat16()).float(), rtol=0.1, atol=0.1
+        )
 
 
-# -- all kinds of training ------------------------------------------------------------------------------------
+# -- all kinds of training -------------------------------------------------------------------------
 
 
 def grouped(model: nn.Module) -> torch.optim.Optimizer:
@@ -412,7 +474,13 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
     model[0].requires_grad_(False)
     weights = [p for p in model.parameters() if p.dim() > 1 and p.requires_grad]
     others = [p for p in model.parameters() if p.dim() == 1 and p.requires_grad]
-    return torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 1e-4, "weight_decay": 0.0}], 1e-3)
+    return torch.optim.AdamW(
+        [
+            {"params": weights, "weight_decay": 0.1},
+            {"params": others, "lr": 1e-4, "weight_decay": 0.0},
+        ],
+        1e-3,
+    )
 
 
 class Images(nn.Module):
@@ -420,20 +488,43 @@ class Images(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(2, 8, 2), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 8, 2),
+            nn.ReLU(),
+            nn.Conv2d(8, 4, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(8, 3),
+        )
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.view(-1, 2, 3, 1).expand(-1, -1, -1, 2).contiguous(memory_format=torch.channels_last))
+        return self.layers(
+            x.view(-1, 2, 3, 1).expand(-1, -1, -1, 2).contiguous(memory_format=torch.channels_last)
+        )
 
 
-@pytest.mark.parametrize(("build", "make_optimizer"), [
-    (network, grouped),
-    (Images, adam),
-    (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), StochasticDepth(8), nn.Linear(8, 3)), adam),
-    (lambda: nn.Sequential(Checkpointed(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))), nn.Linear(8, 3)), adam),
-])  # fmt: skip
-def test_kinds_of_training(build: Callable[[], nn.Module], make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize(
+    ("build", "make_optimizer"),
+    [
+        (network, grouped),
+        (Images, adam),
+        (
+            lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), StochasticDepth(8), nn.Linear(8, 3)),
+            adam,
+        ),
+        (
+            lambda: nn.Sequential(
+                Checkpointed(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))),
+                nn.Linear(8, 3),
+            ),
+            adam,
+        ),
+    ],
+)
+def test_kinds_of_training(
+    build: Callable[[], nn.Module], make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+) -> None:
     model = build()
     optimizer = make_optimizer(model)
     handle = pathcond.teleport(optimizer, model, example(), every=3)
@@ -454,7 +545,9 @@ def test_kinds_of_training(build: Callable[[], nn.Module], make_optimizer: Calla
 
 def test_ten_thousand_steps_leak_nothing_and_drift_nowhere() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     x, batches, changes = data(1)[0], data(50), []
 
@@ -496,10 +589,12 @@ def _resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# -- refusals ------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
-def test_a_teleport_that_cannot_be_made_is_left_out_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_teleport_that_cannot_be_made_is_left_out_and_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = network()
     optimizer = adam(model)
     handle = pathcond.teleport(optimizer, model, example(), every=1)
@@ -522,22 +617,29 @@ def test_state_that_cannot_be_moved_stops_the_run() -> None:
         train(model, optimizer, data(1))
 
 
-@pytest.mark.parametrize(("options", "error", "why"), [
-    ({"every": 0}, ValueError, "number of steps"),
-    ({"every": "step"}, ValueError, "number of steps"),
-    ({"every": True}, ValueError, "number of steps"),
-    ({"solver": "exact"}, TypeError, "Exact"),
-    ({"schedule": 5}, TypeError, "function"),
-    ({"toleranse": 1.0}, TypeError, "toleranse"),
-    ({"normalization": "none"}, ValueError, "absorb"),
-])  # fmt: skip
-def test_bad_settings_are_refused_at_once(options: dict[str, Any], error: type[Exception], why: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        ({"every": 0}, ValueError, "number of steps"),
+        ({"every": "step"}, ValueError, "number of steps"),
+        ({"every": True}, ValueError, "number of steps"),
+        ({"solver": "exact"}, TypeError, "Exact"),
+        ({"schedule": 5}, TypeError, "function"),
+        ({"toleranse": 1.0}, TypeError, "toleranse"),
+        ({"normalization": "none"}, ValueError, "absorb"),
+    ],
+)
+def test_bad_settings_are_refused_at_once(
+    options: dict[str, Any], error: type[Exception], why: str
+) -> None:
     model = network()
     with pytest.raises(error, match=why):
         pathcond.teleport(adam(model), model, example(), **options)
 
 
-def test_parameters_that_no_optimizer_holds_are_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_that_no_optimizer_holds_are_pointed_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = network()
     with caplog.at_level(logging.WARNING, "pathcond"):
         pathcond.teleport(torch.optim.SGD(model[0].parameters(), 0.1), model, example())

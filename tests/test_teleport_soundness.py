@@ -15,7 +15,9 @@ from .test_teleport import Nothing, adam, assert_same, data, example, loss_of, n
 
 
 class Wrapping(torch.optim.Optimizer):
-    """Keeps another optimizer inside, as Lookahead and ZeroRedundancyOptimizer do; its own state stays empty."""
+    """Keeps another optimizer inside, as Lookahead and ZeroRedundancyOptimizer do; its own state
+    stays empty.
+    """
 
     def __init__(self, inside: torch.optim.Optimizer) -> None:
         super().__init__(inside.param_groups, {})
@@ -46,7 +48,10 @@ class ParameterShapedMu(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for p in self.param_groups[0]["params"]:
-            p.sub_(self.state[p].setdefault("mu", torch.zeros_like(p)).mul_(0.9).add_(p.grad), alpha=0.1)
+            p.sub_(
+                self.state[p].setdefault("mu", torch.zeros_like(p)).mul_(0.9).add_(p.grad),
+                alpha=0.1,
+            )
 
 
 def plain() -> nn.Sequential:
@@ -85,7 +90,8 @@ def test_a_step_inside_a_step_is_one() -> None:
                 for p, old in zip(self.param_groups[0]["params"], before, strict=True):
                     p.lerp_(old, 0.5)
 
-    torch.optim.SGD(plain().parameters(), 0.1)  # torch wraps a class's step when the first of it is made
+    # torch wraps a class's step when the first of it is made
+    torch.optim.SGD(plain().parameters(), 0.1)
     model = plain()
     optimizer = Outer(model.parameters(), 0.0)
     handle = pathcond.teleport(optimizer, model, example(), every=2)
@@ -108,7 +114,9 @@ def test_a_step_inside_backward_is_refused() -> None:
 
 
 def test_half_precision_state_survives_factors_that_cancel() -> None:
-    """2.weight is multiplied and divided by 2⁸: nothing happens to it, and its second moments must not pass through 2¹⁶."""
+    """2.weight is multiplied and divided by 2⁸: nothing happens to it, and its second moments must
+    not pass through 2¹⁶.
+    """
     for sign in (1, -1):
         model = plain().half()
         symmetry = pathcond.find_symmetry(model, example().half())
@@ -117,7 +125,8 @@ def test_half_precision_state_survives_factors_that_cancel() -> None:
         optimizer.step()
         before = copy.deepcopy(optimizer.state[model[2].weight])
         log_scales = sign * torch.full((symmetry.num_units,), 256.0).double().log()
-        model[0].weight.data.mul_(0.01 if sign > 0 else 1)  # inside float16's range, before and after
+        # inside float16's range, before and after
+        model[0].weight.data.mul_(0.01 if sign > 0 else 1)
         model[0].bias.data.mul_(0.01 if sign > 0 else 1)
         model[4].weight.data.mul_(1 if sign > 0 else 0.01)
         pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer, tolerance=1.0)
@@ -130,7 +139,11 @@ def test_modules_whose_mode_changes_their_weights() -> None:
 
         def __init__(self) -> None:
             super().__init__(6, 8)
-            self.a, self.b, self.merged = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(8, 2)), False
+            self.a, self.b, self.merged = (
+                nn.Parameter(torch.randn(2, 6)),
+                nn.Parameter(torch.randn(8, 2)),
+                False,
+            )
 
         def train(self, mode: bool = True) -> "LowRank":
             if mode == self.merged:
@@ -139,7 +152,11 @@ def test_modules_whose_mode_changes_their_weights() -> None:
             return super().train(mode)
 
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) if self.merged else super().forward(x) + x @ self.a.t() @ self.b.t()
+            return (
+                super().forward(x)
+                if self.merged
+                else super().forward(x) + x @ self.a.t() @ self.b.t()
+            )
 
     model = nn.Sequential(LowRank(), nn.ReLU(), nn.Linear(8, 3)).train()
     before = copy.deepcopy(model.state_dict())
@@ -154,25 +171,34 @@ def test_copies_are_never_silently_left_behind(caplog: pytest.LogCaptureFixture)
     model = plain()
     ema = copy.deepcopy(model)
     optimizer = adam(model)
-    handle = pathcond.teleport(optimizer, model, example(), every=1, copies=(copy for copy in [ema]))
+    handle = pathcond.teleport(
+        optimizer, model, example(), every=1, copies=(copy for copy in [ema])
+    )
     train(model, optimizer, data(2))
     assert handle.teleports == 2
     assert not torch.equal(ema[0].weight, plain()[0].weight)
     with pytest.raises(MismatchError, match="knows none of its parameters"):
-        pathcond.condition_(model, example(), copies=[{f"module.{name}": p for name, p in ema.named_parameters()}])
+        pathcond.condition_(
+            model, example(), copies=[{f"module.{name}": p for name, p in ema.named_parameters()}]
+        )
     for wrong in (ema, {"0.weight": ema[0].weight}, [None], [ema[0].weight]):
         with pytest.raises(TypeError, match="copies"):
             pathcond.condition_(model, example(), copies=wrong)
     low = copy.deepcopy(model).bfloat16()
-    assert pathcond.condition_(model, example(), copies=[low]).rounded  # or the copy would drift, rounding by rounding
+    # or the copy would drift, rounding by rounding
+    assert pathcond.condition_(model, example(), copies=[low]).rounded
     second = nn.Linear(5, 2)
     with caplog.at_level(logging.WARNING, "pathcond"):
-        pathcond.teleport(torch.optim.SGD([*model.parameters(), *second.parameters()], 0.1), model, example())
+        pathcond.teleport(
+            torch.optim.SGD([*model.parameters(), *second.parameters()], 0.1), model, example()
+        )
     assert "2 parameters that are not the model's" in caplog.text
 
 
 def test_what_may_change_while_training_goes_on() -> None:
-    """Dropout, momentum, the example batch, sparse gradients of other layers: none of them ends the teleports."""
+    """Dropout, momentum, the example batch, sparse gradients of other layers: none of them ends the
+    teleports.
+    """
 
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -202,7 +228,8 @@ def test_optimizers_and_inputs_that_are_none() -> None:
 
 def test_lbfgs_is_reset_as_a_whole() -> None:
     model = plain()
-    ordered = [model[4].bias, *(p for p in model.parameters() if p is not model[4].bias)]  # its state lies with the first
+    # its state lies with the first
+    ordered = [model[4].bias, *(p for p in model.parameters() if p is not model[4].bias)]
     optimizer = torch.optim.LBFGS(ordered, max_iter=2)
 
     def closure() -> Tensor:
@@ -232,5 +259,7 @@ def test_accelerates_optimizer() -> None:
 def test_a_solver_that_does_nothing_is_no_reason_to_look_at_state() -> None:
     model = plain()
     optimizer = ParameterShapedMu(model.parameters())
-    pathcond.teleport(optimizer, model, example(), every=1, solver=Nothing(), optimizer_state="keep")
+    pathcond.teleport(
+        optimizer, model, example(), every=1, solver=Nothing(), optimizer_state="keep"
+    )
     train(model, optimizer, data(2))

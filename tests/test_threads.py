@@ -18,7 +18,13 @@ from .cases import Calls
 
 def network(width: int) -> nn.Module:
     torch.manual_seed(width)
-    layers = [nn.Linear(3, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 2)]
+    layers = [
+        nn.Linear(3, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(width, 2),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -74,7 +80,9 @@ def test_what_fails_leaves_the_process_as_it_was_too() -> None:
     def work(number: int) -> None:
         for _ in range(4):
             try:
-                pathcond.condition_(Calls(refused, a=nn.Linear(3, 3)) if number % 2 else network(4), x)
+                pathcond.condition_(
+                    Calls(refused, a=nn.Linear(3, 3)) if number % 2 else network(4), x
+                )
                 found.append(type(None))
             except pathcond.UnsupportedModelError as error:
                 found.append(type(error))
@@ -84,7 +92,9 @@ def test_what_fails_leaves_the_process_as_it_was_too() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(kind.__name__ for kind in found) == ["NoneType"] * 8 + ["UnsupportedModelError"] * 8
+    assert (
+        sorted(kind.__name__ for kind in found) == ["NoneType"] * 8 + ["UnsupportedModelError"] * 8
+    )
     assert process_state() == before
 
 

@@ -1,4 +1,6 @@
-"""Models that torch.export cannot follow: traced on real values, with the same symmetries, or refused."""
+"""Models that torch.export cannot follow: traced on real values, with the same symmetries, or
+refused.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -11,12 +13,12 @@ from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.captures import Captured
-from pathcond.graph import _Capture
-from pathcond.outputs import output_change
+from pathcond.capture.graph import _Capture
+from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
-from pathcond.sizes import Example
-from pathcond.symmetry import symmetry_of
+from pathcond.symmetry.captures import Captured
+from pathcond.symmetry.sizes import Example
+from pathcond.symmetry.symmetry import symmetry_of
 
 from .cases import CASES, Calls, make
 from .zoo import as_double, outputs, randomise
@@ -32,10 +34,19 @@ def decided(build: Callable[[], tuple[nn.Module, Any]]) -> Callable[[], tuple[nn
 @decided
 def encoder_decoder_with_the_mask_of_its_helper() -> Any:
     model = nn.Transformer(
-        d_model=4, nhead=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=5, dropout=0.0, batch_first=True
+        d_model=4,
+        nhead=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dim_feedforward=5,
+        dropout=0.0,
+        batch_first=True,
     )
     mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64)
-    return Calls(lambda self, a, b: self.net(a, b, tgt_mask=mask), net=model), (torch.randn(2, 4, 4), torch.randn(2, 3, 4))
+    return Calls(lambda self, a, b: self.net(a, b, tgt_mask=mask), net=model), (
+        torch.randn(2, 4, 4),
+        torch.randn(2, 3, 4),
+    )
 
 
 @decided
@@ -68,8 +79,14 @@ def actor_critic() -> Any:
         discrete = Categorical(logits=self.logits(h), validate_args=True)
         return policy.log_prob(action), discrete.log_prob(choice), discrete.entropy(), self.value(h)
 
-    model = Calls(forward, body=nn.Linear(3, 4), mean=nn.Linear(4, 2), logits=nn.Linear(4, 3), value=nn.Linear(4, 1),
-                  log_std=nn.Parameter(torch.zeros(2)))  # fmt: skip
+    model = Calls(
+        forward,
+        body=nn.Linear(3, 4),
+        mean=nn.Linear(4, 2),
+        logits=nn.Linear(4, 3),
+        value=nn.Linear(4, 1),
+        log_std=nn.Parameter(torch.zeros(2)),
+    )
     return model, (torch.randn(5, 3), torch.randn(5, 2), torch.randint(0, 3, (5,)))
 
 
@@ -81,19 +98,31 @@ def variational_autoencoder() -> Any:
         z = latent.rsample() if self.training else latent.mean
         return self.out(F.relu(self.decoder(z))), latent.mean
 
-    return Calls(forward, encoder=nn.Linear(3, 5), mean=nn.Linear(5, 2), deviation=nn.Linear(5, 2),
-                 decoder=nn.Linear(2, 4), out=nn.Linear(4, 3)), torch.randn(6, 3)  # fmt: skip
+    return Calls(
+        forward,
+        encoder=nn.Linear(3, 5),
+        mean=nn.Linear(5, 2),
+        deviation=nn.Linear(5, 2),
+        decoder=nn.Linear(2, 4),
+        out=nn.Linear(4, 3),
+    ), torch.randn(6, 3)
 
 
 def graph_convolution(self: Any, x: Tensor, edges: Tensor, layer: nn.Module) -> Tensor:
-    """One GCN layer as it is often written: without the loops of the graph, then with one per node."""
+    """One GCN layer as it is often written: without the loops of the graph, then with one per
+    node.
+    """
     edges = edges[:, edges[0] != edges[1]]
     loops = torch.arange(x.shape[0])
     edges = torch.cat([edges, torch.stack([loops, loops])], 1)
     source, target = edges
-    degree = torch.zeros(x.shape[0], dtype=x.dtype).scatter_add(0, target, torch.ones_like(target, dtype=x.dtype))
+    degree = torch.zeros(x.shape[0], dtype=x.dtype).scatter_add(
+        0, target, torch.ones_like(target, dtype=x.dtype)
+    )
     weight = (degree[source] * degree[target]).rsqrt()
-    adjacency = torch.zeros(x.shape[0], x.shape[0], dtype=x.dtype).index_put((target, source), weight, accumulate=True)
+    adjacency = torch.zeros(x.shape[0], x.shape[0], dtype=x.dtype).index_put(
+        (target, source), weight, accumulate=True
+    )
     return adjacency @ layer(x)
 
 
@@ -114,7 +143,10 @@ def size_from_an_integer_input() -> Any:
         h = F.relu(self.a(x))
         return torch.zeros(count, 2, dtype=x.dtype).index_add(0, group, self.b(h))
 
-    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (torch.randn(5, 3), torch.tensor([0, 1, 1, 2, 0]))
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (
+        torch.randn(5, 3),
+        torch.tensor([0, 1, 1, 2, 0]),
+    )
 
 
 @decided
@@ -139,7 +171,10 @@ def picked_by_a_list() -> Any:
         weights[tokens == 2] = 0.5
         return self.b(h * weights[:, None])
 
-    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (torch.randn(5, 3), torch.randint(0, 6, (5,)))
+    return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (
+        torch.randn(5, 3),
+        torch.randint(0, 6, (5,)),
+    )
 
 
 @decided
@@ -151,8 +186,9 @@ def checks_that_only_raise() -> Any:
         return self.b(F.relu(self.a(x) + self.table(tokens)))
 
     return Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2), table=nn.Embedding(6, 4)), (
-        torch.randn(5, 3), torch.randint(0, 6, (5,)),
-    )  # fmt: skip
+        torch.randn(5, 3),
+        torch.randint(0, 6, (5,)),
+    )
 
 
 def built(name: str) -> tuple[nn.Module, Any]:
@@ -221,18 +257,33 @@ def test_both_ways_of_capturing_agree(name: str) -> None:
     model, inputs = make(name)
     found = []
     for way in ("export", "trace"):
-        captures = [_Capture(model, inputs, training)._tried(way, replace=False) for training in (False, True)]
+        captures = [
+            _Capture(model, inputs, training)._tried(way, replace=False)
+            for training in (False, True)
+        ]
         graphs = [graph for graph, error in captures if error is None]
-        calls = [[node for node in graph.nodes if node.target is not None and "lift_fresh" not in node.op] for graph in graphs]
-        found.append((
-            [[(node.op, node.shape, node.dtype, node.module) for node in graph] for graph in calls],
-            symmetry_of(model, [captured(inputs, graphs)], normalization="full").num_units,
-        ))  # fmt: skip
+        calls = [
+            [
+                node
+                for node in graph.nodes
+                if node.target is not None and "lift_fresh" not in node.op
+            ]
+            for graph in graphs
+        ]
+        found.append(
+            (
+                [
+                    [(node.op, node.shape, node.dtype, node.module) for node in graph]
+                    for graph in calls
+                ],
+                symmetry_of(model, [captured(inputs, graphs)], normalization="full").num_units,
+            )
+        )
     assert len(found[0][0]) == 2
     assert found[0] == found[1]
 
 
-# -- what must not be decided -----------------------------------------------------------------------
+# -- what must not be decided ----------------------------------------------------------------------
 
 REFUSED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {}
 

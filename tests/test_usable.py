@@ -26,7 +26,9 @@ VERBS: dict[str, Callable[[Any, Any], object]] = {
     "prepare": prepare,
     "condition_": condition_,
     "diag_g": diag_g,
-    "teleport": lambda model, batch: pathcond.teleport(torch.optim.SGD(model.parameters()), model, batch),
+    "teleport": lambda model, batch: pathcond.teleport(
+        torch.optim.SGD(model.parameters()), model, batch
+    ),
 }
 
 
@@ -41,14 +43,21 @@ def with_entry(value: float) -> Tensor:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(("batch", "message"), [
-    (torch.empty(0, 3), r"empty \(input 0 \(0, 3\)\)"),
-    (with_entry(math.nan), r"input 0 \(6, 3\) holds 1 NaN"),
-    (with_entry(math.inf), r"input 0 \(6, 3\) holds 1 infinities"),
-    (with_entry(-math.inf), r"input 0 \(6, 3\) holds 1 infinities"),
-    ({"input": with_entry(math.nan)}, r"input input \(6, 3\) holds 1 NaN"),
-    (torch.randn(6, 3).double(), r"Input 0 is torch.float64 and the model's parameters are torch.float32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.empty(0, 3), r"empty \(input 0 \(0, 3\)\)"),
+        (with_entry(math.nan), r"input 0 \(6, 3\) holds 1 NaN"),
+        (with_entry(math.inf), r"input 0 \(6, 3\) holds 1 infinities"),
+        (with_entry(-math.inf), r"input 0 \(6, 3\) holds 1 infinities"),
+        ({"input": with_entry(math.nan)}, r"input input \(6, 3\) holds 1 NaN"),
+        (
+            torch.randn(6, 3).double(),
+            r"Input 0 is torch.float64 and the model's parameters are "
+            r"torch.float32",
+        ),
+    ],
+)
 def test_batches(verb: str, batch: Any, message: str) -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())
@@ -58,7 +67,11 @@ def test_batches(verb: str, batch: Any, message: str) -> None:
 
 
 def test_a_batch_of_fewer_digits_than_the_model() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"float32 and the model's parameters are torch.float64"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"float32 and the model's parameters are "
+        r"torch.float64",
+    ):
         find_symmetry(network().double(), torch.randn(6, 3))
 
 
@@ -87,13 +100,23 @@ def test_masks_may_be_infinite() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_is_no_module(verb: str) -> None:
     if verb != "teleport":
-        with pytest.raises(TypeError, match=r"The model is of type OrderedDict: pass a torch.nn.Module"):
+        with pytest.raises(
+            TypeError,
+            match=r"The model is of type OrderedDict: pass a "
+            r"torch.nn.Module",
+        ):
             VERBS[verb](network().state_dict().copy(), torch.randn(6, 3))
-        with pytest.raises(TypeError, match="The model is the class Linear, not one of its instances"):
+        with pytest.raises(
+            TypeError, match="The model is the class Linear, not one of its instances"
+        ):
             VERBS[verb](nn.Linear, torch.randn(6, 3))
     else:
         optimizer = torch.optim.SGD(network().parameters())
-        with pytest.raises(TypeError, match=r"The model is of type function: pass a torch.nn.Module"):
+        with pytest.raises(
+            TypeError,
+            match=r"The model is of type function: pass a "
+            r"torch.nn.Module",
+        ):
             pathcond.teleport(optimizer, network, torch.randn(6, 3))  # type: ignore[arg-type]
 
 
@@ -124,13 +147,21 @@ def test_a_generator_of_the_models_own() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.first(x).relu() * torch.rand(4, generator=generator))
 
-    with pytest.raises(UnsupportedModelError, match=r"draws random numbers from a generator of its own at .*test_usable.py"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"draws random numbers from a generator of "
+        r"its own at .*test_usable.py",
+    ):
         condition_(Noisy(), torch.randn(6, 3))
 
 
 def test_complex_parameters() -> None:
     model = nn.Sequential(nn.Linear(3, 4, dtype=torch.complex64))
-    with pytest.raises(UnsupportedModelError, match=r"0.weight has dtype torch.complex64: complex numbers are not supported"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"0.weight has dtype torch.complex64: "
+        r"complex numbers are not supported",
+    ):
         find_symmetry(model, torch.randn(6, 3, dtype=torch.complex64))
 
 

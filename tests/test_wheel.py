@@ -32,7 +32,18 @@ runpy.run_module("pathcond", run_name="__main__")  # the command line, whose ext
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", out, ROOT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        out,
+        ROOT,
+    ]
     subprocess.run(command, check=True, timeout=300)
     (built,) = out.glob("*.whl")
     return built
@@ -47,13 +58,24 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in requirements("torch"):
         link_into(packages, name)
     interpreter = home / "bin" / "python"
-    command = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        interpreter,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    ]
     subprocess.run(command, check=True, timeout=300)
     return interpreter
 
 
 def requirements(name: str, seen: set[str] | None = None) -> set[str]:
-    """A distribution and all that it needs, of what is installed; extras left out, and numpy too."""
+    """A distribution and what it needs of what is installed; without extras, and without numpy."""
     seen = set() if seen is None else seen
     try:
         needed = distribution(name).requires or []
@@ -78,16 +100,26 @@ def link_into(packages: Path, name: str) -> None:
 def run(python: Path, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
-        [python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        [python, "-c", code],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
 def test_the_first_example_of_the_readme(python: Path, tmp_path: Path) -> None:
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    example = re.search(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S
+    )
     assert example
     done = run(python, BEFORE + example[1] + AFTER, tmp_path)
     assert "Sequential conditioned: 400 units in 2 groups" in done.stdout, done.stderr
-    assert done.stdout.splitlines()[-1].startswith(str(python.parent.parent)), "the wheel is what ran"
+    assert done.stdout.splitlines()[-1].startswith(str(python.parent.parent)), (
+        "the wheel is what ran"
+    )
     assert done.returncode != 0
     assert 'pip install "pathcond[cli]"' in done.stderr, "the command says which extra it needs"
 
@@ -95,7 +127,9 @@ def test_the_first_example_of_the_readme(python: Path, tmp_path: Path) -> None:
 def test_what_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+        (metadata,) = (
+            archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")
+        )
     assert "pathcond/py.typed" in names
     assert "pathcond/report/templates/base.html.jinja" in names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "benchmarks/"))]

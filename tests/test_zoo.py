@@ -1,4 +1,6 @@
-"""Models of all families keep their function under every normalization value; the whole collection is marked ``zoo``."""
+"""Models of all families keep their function under every normalization value; the whole collection
+is marked ``zoo``.
+"""
 
 import pytest
 import torch
@@ -8,8 +10,10 @@ import pathcond
 from .zoo import Entry, entries, examine, failures, randomise
 
 QUICK = """
-torchvision:mobilenet_v3_small torchvision:shufflenet_v2_x0_5 torchvision:googlenet torchvision:regnet_y_400mf
-timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet timm:test_convnext timm:test_nfnet
+torchvision:mobilenet_v3_small torchvision:shufflenet_v2_x0_5
+torchvision:googlenet torchvision:regnet_y_400mf
+timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet
+timm:test_convnext timm:test_nfnet
 timm:test_mambaout timm:ghostnet_050 timm:repvgg_a0 timm:mobilevit_xxs
 """.split()
 
@@ -19,7 +23,9 @@ def is_quick(entry: Entry) -> bool:
 
 
 def parameters() -> list:
-    return [pytest.param(e, id=e.name, marks=[] if is_quick(e) else pytest.mark.zoo) for e in entries()]
+    return [
+        pytest.param(e, id=e.name, marks=[] if is_quick(e) else pytest.mark.zoo) for e in entries()
+    ]
 
 
 @pytest.mark.parametrize("entry", parameters())
@@ -36,7 +42,9 @@ def test_enough_models_run_every_time() -> None:
 
 @pytest.mark.parametrize("normalization", ["absorb", "full"])
 def test_train_only_heads_keep_their_outputs_within_the_bounds(normalization: str) -> None:
-    """GoogLeNet's norms have ε = 1e-3: unbounded scales in front of them change the train output by a third."""
+    """GoogLeNet's norms have ε = 1e-3: unbounded scales in front of them change the train output by
+    a third.
+    """
     entry = next(entry for entry in entries() if entry.name == "torchvision:googlenet")
     model, inputs = entry.build()[0].double(), torch.randn(8, 3, 96, 96, dtype=torch.float64)
     randomise(model)

@@ -1,4 +1,6 @@
-"""torchvision's compiled operators do not load on a CPU-only torch; two schemas are all that its import needs."""
+"""torchvision's compiled operators do not load on a CPU-only torch; two schemas are all that its
+import needs.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +15,9 @@ SCHEMAS = (
 
 def _compiled() -> bool:
     spec = importlib.util.find_spec("torchvision")
-    libraries = list(Path(spec.origin).parent.glob("_C*.so")) if spec is not None and spec.origin else []
+    libraries = (
+        list(Path(spec.origin).parent.glob("_C*.so")) if spec is not None and spec.origin else []
+    )
     try:
         for library in libraries:
             torch.ops.load_library(library)

@@ -23,21 +23,34 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.captures import capture_all
+from pathcond.capture.isolation import untouched
+from pathcond.capture.models import as_call
+from pathcond.capture.outputs import example_outputs, output_change
 from pathcond.condition import Prepared
-from pathcond.graph import as_call, untouched
-from pathcond.lifting import PathEnergy, Sample, capture_sample, off_path, path_energy
-from pathcond.outputs import example_outputs, output_change
-from pathcond.problem import Problem
-from pathcond.symmetry import Symmetry, symmetry_of
+from pathcond.lifting.lifting import PathEnergy, Sample, capture_sample, off_path, path_energy
+from pathcond.solvers.problem import Problem
+from pathcond.symmetry.captures import capture_all
+from pathcond.symmetry.symmetry import Symmetry, symmetry_of
 
 from . import torchvision_operators  # noqa: F401  before anything imports torchvision
 
 NORMALIZATIONS = ("absorb", "gain", "full", "paper")
 TIMM_MODELS = (Path(__file__).parent / "timm_models.txt").read_text().split()
 
-# Convolutional nets of timm also run on small images, which keeps the collection quick; these do not.
-NEEDS_NATIVE_SIZE = ("halonet", "botnext", "bat_", "lambda", "inception", "nasnet", "hrnet", "xception", "coat", "maxvit")
+# Convolutional nets of timm also run on small images, which keeps the collection quick; these do
+# not.
+NEEDS_NATIVE_SIZE = (
+    "halonet",
+    "botnext",
+    "bat_",
+    "lambda",
+    "inception",
+    "nasnet",
+    "hrnet",
+    "xception",
+    "coat",
+    "maxvit",
+)
 LARGEST_CHANGE = 1e-9
 LARGEST_RESIDUAL = 1e-8
 LARGEST_MOVE = 1e-6
@@ -67,11 +80,14 @@ class Result:
     energy_floor: float = 0.0
     residual: dict[str, float] = field(default_factory=dict)
     held: int = 0
-    moved_again: dict[str, float] = field(default_factory=dict)  # greatest |log λ| of a second condition_
+    # greatest |log λ| of a second condition_
+    moved_again: dict[str, float] = field(default_factory=dict)
     seconds_solve: float = 0.0
-    energy_change: dict[str, float] = field(default_factory=dict)  # of g·d², which a rescaling by d must keep
+    # of g·d², which a rescaling by d must keep
+    energy_change: dict[str, float] = field(default_factory=dict)
     energy_problem: str = ""
-    off_path: dict[str, str] = field(default_factory=dict)  # parameters outside the path lifting, and why
+    # parameters outside the path lifting, and why
+    off_path: dict[str, str] = field(default_factory=dict)
     zeros: int = 0  # elements of g that are zero in other parameters
     log10_paths: float = 0.0
     seconds_energy: float = 0.0
@@ -95,7 +111,9 @@ def torchvision_entries() -> Iterator[Entry]:
         size = 224 if any(k in name for k in ("vit", "swin")) else 64
         size = 96 if name in ("alexnet", "googlenet") or name.startswith("squeezenet") else size
         size = 299 if name == "inception_v3" else size
-        return torchvision.models.get_model(name, weights=None, **options), torch.randn(2, 3, size, size)
+        return torchvision.models.get_model(name, weights=None, **options), torch.randn(
+            2, 3, size, size
+        )
 
     for name in torchvision.models.list_models(module=torchvision.models):
         yield Entry(f"torchvision:{name}", lambda name=name: build(name))
@@ -109,7 +127,12 @@ def timm_entries() -> Iterator[Entry]:
         config = model.pretrained_cfg
         channels, height, width = config["input_size"]
         attention = any("attn" in module_name for module_name, _ in model.named_modules())
-        if not (config.get("fixed_input_size") or attention or any(part in name for part in NEEDS_NATIVE_SIZE) or "s16" in name):
+        if not (
+            config.get("fixed_input_size")
+            or attention
+            or any(part in name for part in NEEDS_NATIVE_SIZE)
+            or "s16" in name
+        ):
             height = width = 96
         return model, torch.randn(2, channels, height, width)
 
@@ -118,39 +141,110 @@ def timm_entries() -> Iterator[Entry]:
 
 
 def transformers_entries() -> Iterator[Entry]:
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
-    images = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32}
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 50,
+    }
+    images = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "image_size": 32,
+    }
     tokens = lambda: torch.randint(3, 50, (2, 7))  # noqa: E731
     pixels = lambda: torch.randn(2, 3, 32, 32)  # noqa: E731
     specs: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
-        "opt": ("OPTConfig", "OPTForCausalLM", {
-            "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 64, "num_attention_heads": 4, "vocab_size": 50,
-            "word_embed_proj_dim": 32, "max_position_embeddings": 32}, lambda: {"input_ids": tokens(), "use_cache": False}),
-        "t5": ("T5Config", "T5ForConditionalGeneration", {
-            "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50,
-            "decoder_start_token_id": 0},
-            lambda: {"input_ids": tokens(), "decoder_input_ids": tokens(), "use_cache": False}),
+        "opt": (
+            "OPTConfig",
+            "OPTForCausalLM",
+            {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "ffn_dim": 64,
+                "num_attention_heads": 4,
+                "vocab_size": 50,
+                "word_embed_proj_dim": 32,
+                "max_position_embeddings": 32,
+            },
+            lambda: {"input_ids": tokens(), "use_cache": False},
+        ),
+        "t5": (
+            "T5Config",
+            "T5ForConditionalGeneration",
+            {
+                "d_model": 32,
+                "d_kv": 8,
+                "d_ff": 64,
+                "num_layers": 2,
+                "num_heads": 4,
+                "vocab_size": 50,
+                "decoder_start_token_id": 0,
+            },
+            lambda: {"input_ids": tokens(), "decoder_input_ids": tokens(), "use_cache": False},
+        ),
         "bert": ("BertConfig", "BertModel", small, lambda: {"input_ids": tokens()}),
-        "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 32},
-                 lambda: {"input_ids": tokens(), "use_cache": False}),
-        "llama": ("LlamaConfig", "LlamaForCausalLM", small | {"num_key_value_heads": 2},
-                  lambda: {"input_ids": tokens(), "use_cache": False}),
-        "vit": ("ViTConfig", "ViTForImageClassification", images | {"patch_size": 8}, lambda: {"pixel_values": pixels()}),
-        "convnext": ("ConvNextConfig", "ConvNextForImageClassification", {"hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 2, 1]},
-                     lambda: {"pixel_values": pixels()}),
-        "resnet": ("ResNetConfig", "ResNetForImageClassification", {
-            "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2], "layer_type": "bottleneck"},
-            lambda: {"pixel_values": pixels()}),
-        "distilbert": ("DistilBertConfig", "DistilBertModel", {
-            "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 50},
-                       lambda: {"input_ids": tokens()}),
-        "mistral": ("MistralConfig", "MistralForCausalLM", small | {"num_key_value_heads": 2, "head_dim": 8},
-                    lambda: {"input_ids": tokens(), "use_cache": False}),
-        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", small | {"num_key_value_heads": 2, "head_dim": 8},
-                  lambda: {"input_ids": tokens(), "use_cache": False}),
-    }  # fmt: skip
+        "gpt2": (
+            "GPT2Config",
+            "GPT2LMHeadModel",
+            {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 32},
+            lambda: {"input_ids": tokens(), "use_cache": False},
+        ),
+        "llama": (
+            "LlamaConfig",
+            "LlamaForCausalLM",
+            small | {"num_key_value_heads": 2},
+            lambda: {"input_ids": tokens(), "use_cache": False},
+        ),
+        "vit": (
+            "ViTConfig",
+            "ViTForImageClassification",
+            images | {"patch_size": 8},
+            lambda: {"pixel_values": pixels()},
+        ),
+        "convnext": (
+            "ConvNextConfig",
+            "ConvNextForImageClassification",
+            {"hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 2, 1]},
+            lambda: {"pixel_values": pixels()},
+        ),
+        "resnet": (
+            "ResNetConfig",
+            "ResNetForImageClassification",
+            {
+                "embedding_size": 8,
+                "hidden_sizes": [16, 32],
+                "depths": [2, 2],
+                "layer_type": "bottleneck",
+            },
+            lambda: {"pixel_values": pixels()},
+        ),
+        "distilbert": (
+            "DistilBertConfig",
+            "DistilBertModel",
+            {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 50},
+            lambda: {"input_ids": tokens()},
+        ),
+        "mistral": (
+            "MistralConfig",
+            "MistralForCausalLM",
+            small | {"num_key_value_heads": 2, "head_dim": 8},
+            lambda: {"input_ids": tokens(), "use_cache": False},
+        ),
+        "qwen3": (
+            "Qwen3Config",
+            "Qwen3ForCausalLM",
+            small | {"num_key_value_heads": 2, "head_dim": 8},
+            lambda: {"input_ids": tokens(), "use_cache": False},
+        ),
+    }
 
-    def build(config_name: str, model_name: str, options: dict[str, Any], inputs: Callable[[], dict]) -> tuple[nn.Module, Any]:
+    def build(
+        config_name: str, model_name: str, options: dict[str, Any], inputs: Callable[[], dict]
+    ) -> tuple[nn.Module, Any]:
         import transformers
 
         config = getattr(transformers, config_name)(**options)
@@ -165,9 +259,13 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(
+                parameter.dtype
+            )
             if parameter.dim() <= 1:
-                parameter.copy_(noise * 0.2 + (1.0 if "bias" not in name.rsplit(".", 1)[-1] else 0.1))
+                parameter.copy_(
+                    noise * 0.2 + (1.0 if "bias" not in name.rsplit(".", 1)[-1] else 0.1)
+                )
             elif bool((parameter == 0).any()):
                 parameter.add_(noise * 0.05)
         for name, buffer in model.named_buffers():
@@ -180,8 +278,14 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 
 
 def settle(model: nn.Module, inputs: Any) -> None:
-    """Statistics near those of the batch, so that activations and gates have the sizes of a trained model."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_var is not None]
+    """Statistics near those of the batch, so that activations and gates have the sizes of a trained
+    model.
+    """
+    norms = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_var is not None
+    ]
     momenta = [norm.momentum for norm in norms]
     args, kwargs = as_call(inputs)
     with torch.no_grad(), untouched(model, training=True):
@@ -201,17 +305,20 @@ def outputs(model: nn.Module, inputs: Any, *, training: bool) -> list[Tensor]:
 
 
 def other_sizes(model: nn.Module, inputs: Any) -> list[Any]:
-    """The same call at another batch size and, where the model takes it, another length or resolution.
+    """The same call at another batch size and, where the model takes it, another length or
+    resolution.
 
     Sizes are others than those at which the library captures a model.
     """
     leaves, structure = torch.utils._pytree.tree_flatten(inputs)
     batch = max(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
     found = []
-    for change in (lambda at, n: 5 if at == 0 and n == batch else n,
-                   lambda at, n: 2 * n if at >= 1 and n > 3 else n,
-                   lambda at, n: 2 * n if at == 1 and n > 3 else n,
-                   lambda at, n: n + n // 4 if at >= 2 and n > 3 else n):  # fmt: skip
+    for change in (
+        lambda at, n: 5 if at == 0 and n == batch else n,
+        lambda at, n: 2 * n if at >= 1 and n > 3 else n,
+        lambda at, n: 2 * n if at == 1 and n > 3 else n,
+        lambda at, n: n + n // 4 if at >= 2 and n > 3 else n,
+    ):
         resized = [resize(leaf, change) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if all(a is b for a, b in zip(leaves, resized, strict=True)):
             continue
@@ -225,7 +332,9 @@ def other_sizes(model: nn.Module, inputs: Any) -> list[Any]:
 
 
 def resize(tensor: Tensor, change: Callable[[int, int], int]) -> Tensor:
-    """The tensor with every axis cut or repeated to a new size; the tensor itself if none changes."""
+    """The tensor with every axis cut or repeated to a new size; the tensor itself if none
+    changes.
+    """
     for axis, size in enumerate(tensor.shape):
         new = change(axis, size)
         if new != size:
@@ -234,11 +343,15 @@ def resize(tensor: Tensor, change: Callable[[int, int], int]) -> Tensor:
 
 
 def as_double(inputs: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
+    return torch.utils._pytree.tree_map(
+        lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs
+    )
 
 
 def examine(entry: Entry, device: str = "cpu") -> Result:
-    """Rescale a model by random log-scales in [-2, 2] under every normalization, and measure the outputs."""
+    """Rescale a model by random log-scales in [-2, 2] under every normalization, and measure the
+    outputs.
+    """
     result = Result(entry.name, environment=f"torch {torch.__version__}, {device}")
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -247,7 +360,9 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
     model, inputs = model.double().eval(), as_double(inputs)
     randomise(model)
     model = model.to(device)
-    inputs = torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
+    inputs = torch.utils._pytree.tree_map(
+        lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs
+    )
     settle(model, inputs)
     result.parameters = sum(p.numel() for p in model.parameters())
     start = time.perf_counter()
@@ -268,25 +383,39 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
         result.units[normalization] = symmetry.num_units
         log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
         pathcond.rescale_(model, symmetry, log_scales, verify=False)
-        result.eval_change[normalization] = output_change(before, outputs(model, inputs, training=False))
+        result.eval_change[normalization] = output_change(
+            before, outputs(model, inputs, training=False)
+        )
         pairs = zip(before_others, others, strict=True)
-        changes = [output_change(expected, outputs(model, other, training=False)) for expected, other in pairs]
+        changes = [
+            output_change(expected, outputs(model, other, training=False))
+            for expected, other in pairs
+        ]
         result.other_change[normalization] = max(changes, default=math.nan)
         if normalization == "gain" or entry.name.endswith(TRAIN_ONLY_HEADS):
-            result.train_change[normalization] = output_change(before_train, outputs(model, inputs, training=True))
+            result.train_change[normalization] = output_change(
+                before_train, outputs(model, inputs, training=True)
+            )
         rescaled = path_energy(model, sample).diagonal
         factors = symmetry.factors(log_scales)
         result.energy_change[normalization] = max(
-            energy_change(g, rescaled[name], factors[name].to(g)) for name, g in energy.diagonal.items()
+            energy_change(g, rescaled[name], factors[name].to(g))
+            for name, g in energy.diagonal.items()
         )
         restore(model, state)
         condition_twice(model, symmetry, sample, energy.diagonal, normalization, result)
-        result.eval_change[f"{normalization}, conditioned"] = output_change(before, outputs(model, inputs, training=False))
+        result.eval_change[f"{normalization}, conditioned"] = output_change(
+            before, outputs(model, inputs, training=False)
+        )
         restore(model, state)
         prepared = Prepared(symmetry=symmetry, sample=sample)
         result.moved_again[normalization] = moved_again(model, prepared, normalization)
         restore(model, state)
-    changes = [*result.eval_change.values(), *result.other_change.values(), *result.energy_change.values()]
+    changes = [
+        *result.eval_change.values(),
+        *result.other_change.values(),
+        *result.energy_change.values(),
+    ]
     if max(changes) > LARGEST_CHANGE:
         disturb(model)
         floors = [
@@ -295,7 +424,10 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
         ]
         result.rounding_floor = max(floors)
         disturbed = path_energy(model, sample).diagonal
-        result.energy_floor = max(energy_change(g, disturbed[name], torch.ones_like(g)) for name, g in energy.diagonal.items())
+        result.energy_floor = max(
+            energy_change(g, disturbed[name], torch.ones_like(g))
+            for name, g in energy.diagonal.items()
+        )
     return result
 
 
@@ -306,26 +438,39 @@ def restore(model: nn.Module, state: dict[str, Tensor]) -> None:
 
 
 def condition_twice(
-    model: nn.Module, symmetry: Symmetry, sample: Sample, g: dict[str, Tensor], normalization: str, result: Result
+    model: nn.Module,
+    symmetry: Symmetry,
+    sample: Sample,
+    g: dict[str, Tensor],
+    normalization: str,
+    result: Result,
 ) -> None:
-    """Move the model to the optimum, and measure the gradient of F there afresh: conditioning twice must do nothing.
+    """Move the model to the optimum, and measure the gradient of F there afresh: conditioning twice
+    must do nothing.
 
-    Statistics are frozen. The only bound is that no running variance may become negative; units at it may not go on.
+    Statistics are frozen. The only bound is that no running variance may become negative; units at
+    it may not go on.
     """
     if not symmetry.num_units:
         return
     bounds = symmetry.log_scale_bounds(model, share=0.9)
     start = time.perf_counter()
-    solution = pathcond.solve(symmetry, {name: values.cpu() for name, values in g.items()}, bounds=bounds)
+    solution = pathcond.solve(
+        symmetry, {name: values.cpu() for name, values in g.items()}, bounds=bounds
+    )
     result.seconds_solve = max(result.seconds_solve, time.perf_counter() - start)
     pathcond.rescale_(model, symmetry, solution.log_scales, verify=False)
     moved = path_energy(model, sample).diagonal
-    result.residual[normalization], held = residual_in_box(symmetry, moved, bounds, solution.log_scales)
+    result.residual[normalization], held = residual_in_box(
+        symmetry, moved, bounds, solution.log_scales
+    )
     result.held = max(result.held, held)
 
 
 def moved_again(model: nn.Module, prepared: Prepared, normalization: str) -> float:
-    """The greatest |log λ| of a second ``condition_`` as users call it: bounded, with train outputs compared."""
+    """The greatest |log λ| of a second ``condition_`` as users call it: bounded, with train outputs
+    compared.
+    """
     for _ in range(2):
         report = pathcond.condition_(model, prepared, normalization=normalization, describe=False)
     moves = prepared.symmetry.combination @ report.log_scales.cpu()
@@ -335,7 +480,8 @@ def moved_again(model: nn.Module, prepared: Prepared, normalization: str) -> flo
 def residual_in_box(
     symmetry: Symmetry, g: dict[str, Tensor], bounds: tuple[Tensor, Tensor], log_scales: Tensor
 ) -> tuple[float, int]:
-    """The gradient of F per parameter, at 0, of a model that was moved by ``log_scales``, and how many units its box holds.
+    """The gradient of F per parameter, at 0, of a model that was moved by ``log_scales``, and how
+    many units its box holds.
 
     Args:
         symmetry: Of the model.
@@ -350,7 +496,9 @@ def residual_in_box(
 
 
 def examine_energy(model: nn.Module, sample: Sample, result: Result) -> PathEnergy:
-    """Path energy of the model: finite, not negative, and zero only in parameters of which the reason is known."""
+    """Path energy of the model: finite, not negative, and zero only in parameters of which the
+    reason is known.
+    """
     start = time.perf_counter()
     energy = path_energy(model, sample)
     result.seconds_energy = time.perf_counter() - start
@@ -371,14 +519,22 @@ def energy_change(g: Tensor, rescaled: Tensor, factor: Tensor) -> float:
     kept = rescaled * factor.square()
     if bool(((g == 0) != (kept == 0)).any()):
         return math.inf
-    return float(((kept - g).abs() / g.clamp(min=torch.finfo(g.dtype).tiny)).max()) if g.numel() else 0.0
+    return (
+        float(((kept - g).abs() / g.clamp(min=torch.finfo(g.dtype).tiny)).max())
+        if g.numel()
+        else 0.0
+    )
 
 
 def disturb(model: nn.Module) -> None:
-    """Change the last bit of every weight: what that does to an output or an energy no exact rescaling can beat."""
+    """Change the last bit of every weight: what that does to an output or an energy no exact
+    rescaling can beat.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1 + torch.finfo(parameter.dtype).eps * torch.randint_like(parameter, -1, 2))
+            parameter.mul_(
+                1 + torch.finfo(parameter.dtype).eps * torch.randint_like(parameter, -1, 2)
+            )
 
 
 def failures(result: Result) -> list[str]:
@@ -394,7 +550,10 @@ def failures(result: Result) -> list[str]:
             found.append(f"{normalization}: path energy changed by {change:.2g}")
     for normalization, residual in result.residual.items():
         if not residual <= LARGEST_RESIDUAL:
-            found.append(f"{normalization}: conditioning twice leaves a gradient of {residual:.2g} per parameter")
+            found.append(
+                f"{normalization}: conditioning twice leaves a gradient of "
+                f"{residual:.2g} per parameter"
+            )
     for normalization, move in result.moved_again.items():
         if not move <= LARGEST_MOVE:
             found.append(f"{normalization}: a second condition_ moves a log-scale by {move:.2g}")
@@ -410,7 +569,9 @@ def _examine_safely(name: str, device: str) -> Result:
     try:
         return examine(entry, device)
     except Exception as error:
-        return Result(name, error=f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
+        return Result(
+            name, error=f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
+        )
     finally:
         gc.collect()
         if device != "cpu":
@@ -420,37 +581,52 @@ def _examine_safely(name: str, device: str) -> Result:
 def table(results: list[Result]) -> str:
     """The page docs/zoo.md."""
     within = sum(max(r.eval_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
-    energy_within = sum(max(r.energy_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
+    energy_within = sum(
+        max(r.energy_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results
+    )
     sized = sum(max(r.other_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
     twice = sum(max(r.residual.values(), default=0.0) <= LARGEST_RESIDUAL for r in results)
     where = "; ".join(sorted({r.environment for r in results}))
     lines = [
         "# Models that were tested",
         "",
-        f"Written by `make zoo` (this table: {where}). Every model is rescaled by random log-scales in [-2, 2] in float64,",
-        "with random BatchNorm statistics, gains and biases, once under each value of `normalization`. The change is the largest",
+        f"Written by `make zoo` (this table: {where}). Every model is rescaled by random "
+        "log-scales in [-2, 2] in float64,",
+        "with random BatchNorm statistics, gains and biases, once under each value of "
+        "`normalization`. The change is the largest",
         "one of an eval output, relative to the largest output. Units are the free log-scales.",
         "",
-        f"Of {len(results)} models {within} keep their eval outputs to 1e-9 under every value, and their train-mode outputs",
+        f"Of {len(results)} models {within} keep their eval outputs to 1e-9 under every value, "
+        "and their train-mode outputs",
         "under `gain` (those with train-only heads too).",
         "",
-        f"Other sizes: {sized} models also keep to 1e-9 on another batch size and, where they run on it, on another length or",
+        f"Other sizes: {sized} models also keep to 1e-9 on another batch size and, where they "
+        "run on it, on another length or",
         "resolution than those at which they were captured.",
         "",
-        "Path energy: g·d² is compared before and after each of these rescalings, element by element of diag(G), calibrated;",
-        f"the largest relative change is in the table. {energy_within} models keep it to 1e-9. Parameters off path (gates' own",
-        "branches, queries and keys, weights computed from other parameters) are those that `pathcond.lifting.off_path` lists.",
+        "Path energy: g·d² is compared before and after each of these rescalings, element by "
+        "element of diag(G), calibrated;",
+        f"the largest relative change is in the table. {energy_within} models keep it to 1e-9. "
+        "Parameters off path (gates' own",
+        "branches, queries and keys, weights computed from other parameters) are those that "
+        "`pathcond.lifting.off_path` lists.",
         "",
-        "Conditioning twice: the gradient of the criterion, measured afresh at the optimum with frozen statistics, is at most",
-        f"1e-8 per parameter under every value on {twice} models; the largest is in the table. `held` counts units that a running",
-        "variance keeps from going on (it may not become negative). `again` is the greatest |log λ| of a second `condition_`, as",
+        "Conditioning twice: the gradient of the criterion, measured afresh at the optimum with "
+        "frozen statistics, is at most",
+        f"1e-8 per parameter under every value on {twice} models; the largest is in the table. "
+        "`held` counts units that a running",
+        "variance keeps from going on (it may not become negative). `again` is the greatest |log "
+        "λ| of a second `condition_`, as",
         "users call it: within its bounds, and with statistics as they are.",
         "",
-        "What exceeds 1e-9 is marked with *: such a model amplifies rounding. Disturbing the last bit of its weights alone does",
+        "What exceeds 1e-9 is marked with *: such a model amplifies rounding. Disturbing the "
+        "last bit of its weights alone does",
         "what is in brackets, and a rescaling at most four times that.",
         "",
-        "| model | parameters | units absorb | gain | full | paper | largest change | at other sizes | log10 paths | off path "
-        "| energy change | gradient at the optimum | held | again | capture s | search s | energy s | solve s |",
+        "| model | parameters | units absorb | gain | full | paper | largest change | at other "
+        "sizes | log10 paths | off path "
+        "| energy change | gradient at the optimum | held | again | capture s | search s | "
+        "energy s | solve s |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in results:
@@ -461,11 +637,15 @@ def table(results: list[Result]) -> str:
         shown = _beside_floor(change, r.rounding_floor)
         sizes = _beside_floor(max(r.other_change.values(), default=math.nan), r.rounding_floor)
         energy = _beside_floor(max(r.energy_change.values(), default=math.nan), r.energy_floor)
-        seconds = f"{r.seconds_capture:.1f} | {r.seconds_search:.1f} | {r.seconds_energy:.1f} | {r.seconds_solve:.1f}"
+        seconds = (
+            f"{r.seconds_capture:.1f} | {r.seconds_search:.1f} | {r.seconds_energy:.1f} | "
+            f"{r.seconds_solve:.1f}"
+        )
         again = max(r.moved_again.values(), default=0.0)
         optimum = f"{max(r.residual.values(), default=0.0):.0e} | {r.held:,} | {again:.0e}"
         lines.append(
-            f"| {r.name}{note} | {r.parameters:,} | {units} | {shown} | {sizes} | {paths} | {energy} | {optimum} | {seconds} |"
+            f"| {r.name}{note} | {r.parameters:,} | {units} | {shown} | {sizes} | {paths} | "
+            f"{energy} | {optimum} | {seconds} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -477,7 +657,9 @@ def _beside_floor(change: float, floor: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", help="Markdown file for the table")
-    parser.add_argument("--rows", help="JSON-lines file; models that are in it already are not run again")
+    parser.add_argument(
+        "--rows", help="JSON-lines file; models that are in it already are not run again"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="part of a model's name")
@@ -490,14 +672,17 @@ def main() -> int:
     todo = [name for name in names if name not in done]
     context = torch.multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, maxtasksperchild=4) as pool:
-        for result in pool.imap_unordered(functools.partial(_examine_safely, device=options.device), todo):
+        for result in pool.imap_unordered(
+            functools.partial(_examine_safely, device=options.device), todo
+        ):
             done[result.name] = result
             change = max(result.eval_change.values(), default=math.nan)
             energy = max(result.energy_change.values(), default=math.nan)
             twice = max(result.residual.values(), default=0.0)
             outside = f"{twice:.1e} {len(result.off_path)} off path, {result.zeros} zeros"
             print(
-                f"{result.name}: {result.units} {change:.1e} {energy:.1e} {outside} {'; '.join(failures(result))}",
+                f"{result.name}: {result.units} {change:.1e} {energy:.1e} {outside} "
+                f"{'; '.join(failures(result))}",
                 flush=True,
             )
             if options.rows:

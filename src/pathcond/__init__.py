@@ -1,11 +1,11 @@
 """PathCond: rescale ReLU networks along their symmetries, without changing the function.
 
-report = pathcond.condition_(model, example_inputs)           # all of the below: find, measure, solve, rescale, verify
+report = pathcond.condition_(model, example_inputs)           # all of the below, verified
 handle = pathcond.teleport(optimizer, model, example_inputs)  # the same every few steps of training
-symmetry = pathcond.find_symmetry(model, example_inputs)      # what can be rescaled, and what cannot
+symmetry = pathcond.find_symmetry(model, example_inputs)      # what can be rescaled
 pathcond.solve(symmetry, g, solver=pathcond.Exact())           # the best log-scales
 pathcond.rescale_(model, symmetry, log_scales)                # in place, verified, all or nothing
-pathcond.diag_g(model, example_inputs)                        # diagonal of G = ∂Φᵀ∂Φ, one backward pass
+pathcond.diag_g(model, example_inputs)                        # diagonal of G = ∂Φᵀ∂Φ
 pathcond.path_norm(model, example_inputs, p=2)                # ‖Φ‖_p
 pathcond.count_paths(model, example_inputs)                   # how many paths there are
 """
@@ -13,11 +13,11 @@ pathcond.count_paths(model, example_inputs)                   # how many paths t
 from . import reference, theory
 from .condition import condition_, prepare
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
-from .lifting import count_paths, diag_g, log10_paths, path_norm
+from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
 from .report import Report
-from .rescale import rescale_
+from .rescaling.rescale import rescale_
 from .solvers import CoordinateDescent, ENorm, Exact, Solution, solve
-from .symmetry import Symmetry, find_symmetry
+from .symmetry.symmetry import Symmetry, find_symmetry
 from .teleport import teleport
 
 __version__ = "0.1.0"

@@ -1,4 +1,6 @@
-"""``condition_``: find the symmetries, measure the diagonal of G, solve for the best rescaling, write it, prove it harmless."""
+"""``condition_``: find the symmetries, measure the diagonal of G, solve for the best rescaling,
+write it, prove it harmless.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +17,47 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .balance import balance_bounds
-from .bounds import EpsilonShares
+from .capture.usable import refuse_unusable_weights
+from .distributed.ranks import Ranks, is_unclear
+from .distributed.sharding import local
 from .errors import TrainChangeError
-from .graph import unwrap
-from .lifting import Sample, capture_sample, diag_g
-from .optimizer_state import Optimizers
-from .problem import Problem, counted, ranks_of
-from .ranks import Ranks, is_unclear
+from .lifting.lifting import Sample, capture_sample, diag_g
 from .report import DiagonalSample, Report, diagonal_sample
-from .rescale import Rescaling, is_low_precision, listed_copies, rescale_
-from .sharding import local
+from .rescaling.optimizer_state import Optimizers
+from .rescaling.rescale import Rescaling, is_low_precision, listed_copies, rescale_
 from .solvers import DEFAULT, Solution, Solver
+from .solvers.balance import balance_bounds
+from .solvers.problem import Problem, counted, ranks_of
 from .solvers.rounding import to_powers_of_two
 from .solvers.solver import refuse_other_than_solver
-from .symmetry import SAFE_EPSILON_SHARE, FrozenPolicy, Normalization, Symmetry, find_symmetry
-from .usable import refuse_unusable_weights
+from .symmetry.bounds import EpsilonShares
+from .symmetry.symmetry import (
+    SAFE_EPSILON_SHARE,
+    FrozenPolicy,
+    Normalization,
+    Symmetry,
+    find_symmetry,
+)
+from .wrappers import unwrap
 
 logger = logging.getLogger("pathcond")
 
-# What scales in front of a norm may change the share of ε in it by: the first at which train outputs keep to their tolerance.
+# What scales in front of a norm may change the share of ε in it by: the first at which train
+# outputs keep to their tolerance.
 EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
-ARRIVED = 1e-7  # a gradient per parameter at which a model is at its optimum but for the rounding of its weights
+# a gradient per parameter at which a model is at its optimum but for the rounding of its weights
+ARRIVED = 1e-7
 SLOW = 0.5  # pace below which a warning says so
-WORSE = 2.0  # decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning says so
+# decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning
+# says so
+WORSE = 2.0
 SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """All that ``condition_`` needs of a model besides its weights; it serves as long as the architecture stays.
+    """All that ``condition_`` needs of a model besides its weights; it serves as long as the
+    architecture stays.
 
     Attributes:
         symmetry: Its Symmetry.
@@ -67,13 +80,15 @@ def prepare(
 ) -> Prepared:
     """Capture a model once, to condition it as often as its weights change.
 
-    ``condition_`` and ``teleport`` take the result in place of the example inputs. All arguments are those of
-    ``find_symmetry``.
+    ``condition_`` and ``teleport`` take the result in place of the example inputs. All arguments
+    are those of ``find_symmetry``.
     """
     if isinstance(example_inputs, Prepared):
         _refuse_other_settings(example_inputs.symmetry, normalization, approximate, frozen)
         if other_inputs is not None or exclude:
-            raise ValueError("The model was prepared already: pass other_inputs and exclude to prepare")
+            raise ValueError(
+                "The model was prepared already: pass other_inputs and exclude to prepare"
+            )
         return example_inputs
     # Copies, whatever the user does to the inputs later.
     example_inputs, other_inputs = _copy(example_inputs), _copy(other_inputs)
@@ -89,12 +104,15 @@ def prepare(
     return Prepared(symmetry=symmetry, sample=capture_sample(model, example_inputs))
 
 
-def _refuse_other_settings(given: Symmetry, normalization: str, approximate: bool, frozen: str) -> None:
+def _refuse_other_settings(
+    given: Symmetry, normalization: str, approximate: bool, frozen: str
+) -> None:
     asked = {"normalization": normalization, "approximate": approximate, "frozen": frozen}
     for name, value in asked.items():
         if getattr(given, name) != value:
             raise ValueError(
-                f"The model was prepared with {name}={getattr(given, name)!r}, not {value!r}: pass the same value to both calls"
+                f"The model was prepared with {name}={getattr(given, name)!r}, not {value!r}: "
+                "pass the same value to both calls"
             )
 
 
@@ -126,32 +144,41 @@ def condition_(
     describe: bool = True,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Report:
-    """Move the weights, in place, to where the path kernel is best conditioned; the function stays what it was.
+    """Move the weights, in place, to where the path kernel is best conditioned; the function stays
+    what it was.
 
     Args:
-        model: Any module. Wrappers such as DistributedDataParallel and torch.compile are looked through; of several processes that
-            train one model together all must call.
-        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword inputs; or what ``prepare`` made.
+        model: Any module. Wrappers such as DistributedDataParallel and torch.compile are looked
+            through; of several processes that train one model together all must call.
+        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword
+            inputs; or what ``prepare`` made.
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``.
-        normalization: Which side of a normalization layer carries a scale: "absorb" (in front), "gain" (behind), "full"
-            (both), "paper" (one scale through it; keeps eval mode only).
-        other_inputs, frozen, exclude: Further examples, and what stays as it is; see ``find_symmetry``.
-        calibrate: Measure statistics of normalization layers and gates on the batch; False is the paper's computation.
-        max_log_scale: Bound on |log λ| of this call; ``math.inf`` for none. Default: weights stay within a factor of 12 of
-            balance (``balance_bounds``), which holds however often it is called; under "paper" and for ``ENorm`` there is no
-            bound; with ``approximate`` it is 2.5, as in the paper.
-        round_to_power_of_two: Make the rescaling bitwise exact. Default: only for models that have float16 or bfloat16
-            weights, or compute in these types.
-        approximate: Treat smooth activations (GELU, SiLU) as ReLU and free the fronts of norms without running statistics.
-            The output then changes a little; the report says by how much.
+        normalization: Which side of a normalization layer carries a scale: "absorb" (in front),
+            "gain" (behind), "full" (both), "paper" (one scale through it; keeps eval mode only).
+        other_inputs, frozen, exclude: Further examples, and what stays as it is; see
+            ``find_symmetry``.
+        calibrate: Measure statistics of normalization layers and gates on the batch; False is the
+            paper's computation.
+        max_log_scale: Bound on |log λ| of this call; ``math.inf`` for none. Default: weights stay
+            within a factor of 12 of balance (``balance_bounds``), which holds however often it is
+            called; under "paper" and for ``ENorm`` there is no bound; with ``approximate`` it is
+            2.5, as in the paper.
+        round_to_power_of_two: Make the rescaling bitwise exact. Default: only for models that have
+            float16 or bfloat16 weights, or compute in these types.
+        approximate: Treat smooth activations (GELU, SiLU) as ReLU and free the fronts of norms
+            without running statistics. The output then changes a little; the report says by how
+            much.
         optimizer: If given, its state moves to the new coordinates; several as a list.
         optimizer_state: "transport", "reset" or "keep".
-        copies: Averages of the model (AveragedModel, EMA) and float32 masters, to be scaled along; see ``rescale_``.
+        copies: Averages of the model (AveragedModel, EMA) and float32 masters, to be scaled along;
+            see ``rescale_``.
         verify: Run the batch through the rescaled weights before the first write.
-        tolerance: Largest relative change of an eval output; default √eps of the least precise type that parameters
-            have or outputs pass through, none with ``approximate``.
-        train_tolerance: The same in train mode, where ε of normalization layers enters; not for "paper" and ``approximate``.
-        group: The processes that hold copies of a model that is not wrapped; by default those of its wrapper.
+        tolerance: Largest relative change of an eval output; default √eps of the least precise type
+            that parameters have or outputs pass through, none with ``approximate``.
+        train_tolerance: The same in train mode, where ε of normalization layers enters; not for
+            "paper" and ``approximate``.
+        group: The processes that hold copies of a model that is not wrapped; by default those of
+            its wrapper.
         describe: Sample diag(G) before and after for the report; False saves that work.
         progress: Called with the name of each stage as it begins.
 
@@ -161,16 +188,21 @@ def condition_(
     Raises:
         UnsupportedModelError: The model cannot be captured.
         EnergyRangeError: Path energies leave the range of float64.
-        RescalingError: The rescaling cannot be written, or would change the function. The model is bit for bit what it was.
+        RescalingError: The rescaling cannot be written, or would change the function. The model is
+            bit for bit what it was.
 
     >>> import torch, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... ).double()
     >>> x = torch.randn(16, 8).double()
     >>> before = model(x)
     >>> report = pathcond.condition_(model, x)
     >>> torch.allclose(model(x), before), report.objective_after <= report.objective_before
     (True, True)
-    >>> bool(pathcond.condition_(model, x).log_scales.abs().max() < 1e-6)  # conditioning twice does nothing
+    >>> bool(
+    ...     pathcond.condition_(model, x).log_scales.abs().max() < 1e-6
+    ... )  # conditioning twice does nothing
     True
     """
     refuse_other_than_solver(solver)
@@ -178,7 +210,8 @@ def condition_(
     ranks, stages = Ranks.of(model, group), _Stages(progress)
     if is_unclear(model, group):
         logger.warning(
-            "Each process conditions a model of its own. Wrap it afterwards in DistributedDataParallel, which copies the first "
+            "Each process conditions a model of its own. Wrap it afterwards in "
+            "DistributedDataParallel, which copies the first "
             "one's weights to all, or pass group=torch.distributed.group.WORLD."
         )
     with ranks.together(), stages("symmetry"):
@@ -197,7 +230,11 @@ def condition_(
     rounded = low if round_to_power_of_two is None else round_to_power_of_two
     with ranks.together(), stages("energy"):
         needed = (solver.needs_energy or describe) and ranks.computes
-        g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate) if needed else {}
+        g = (
+            diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
+            if needed
+            else {}
+        )
 
     boxes = _Boxes(symmetry, model, ranks, solver, max_log_scale)
 
@@ -205,18 +242,31 @@ def condition_(
         solution = _solution(symmetry, g, solver, model, boxes.at(share), rounded)
         return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
 
-    shares = ranks.agreed(lambda: _shares(symmetry, g, solver, boxes)) if verify else (SAFE_EPSILON_SHARE,)
+    shares = (
+        ranks.agreed(lambda: _shares(symmetry, g, solver, boxes))
+        if verify
+        else (SAFE_EPSILON_SHARE,)
+    )
     for share in shares:
         with stages("solve"):
             solution, diagonal = ranks.agreed(partial(solved, share))
         try:
             with stages("rescale"):
                 rescaling = rescale_(
-                    model, symmetry, solution.log_scales, optimizer=optimizer, optimizer_state=optimizer_state, copies=copies,
-                    verify=verify, round_to_power_of_two=rounded, group=group,
+                    model,
+                    symmetry,
+                    solution.log_scales,
+                    optimizer=optimizer,
+                    optimizer_state=optimizer_state,
+                    copies=copies,
+                    verify=verify,
+                    round_to_power_of_two=rounded,
+                    group=group,
                     tolerance=math.inf if approximate and tolerance is None else tolerance,
-                    train_tolerance=None if approximate or normalization == "paper" else train_tolerance,
-                )  # fmt: skip
+                    train_tolerance=None
+                    if approximate or normalization == "paper"
+                    else train_tolerance,
+                )
             break
         except TrainChangeError:
             if share == EPSILON_SHARES[-1]:
@@ -225,25 +275,40 @@ def condition_(
     before, after = report.spread()
     if after > before + WORSE:
         logger.warning(
-            "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that hold its sum can be rescaled, and "
-            "the others were moved towards them. If training is worse than before, pass max_log_scale=1.0.", before, after,
-        )  # fmt: skip
+            "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
+            "hold its sum can be rescaled, and "
+            "the others were moved towards them. If training is worse than before, pass "
+            "max_log_scale=1.0.",
+            before,
+            after,
+        )
     if report.pace < SLOW:
         logger.warning(
-            "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: divide the learning rate by that.",
+            "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: "
+            "divide the learning rate by that.",
             report.pace,
         )
     return report
 
 
 def _solution(
-    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, model: nn.Module, bounds: tuple[Tensor, Tensor], rounded: bool
+    symmetry: Symmetry,
+    g: dict[str, Tensor],
+    solver: Solver,
+    model: nn.Module,
+    bounds: tuple[Tensor, Tensor],
+    rounded: bool,
 ) -> Solution:
-    """What to apply: the solver's answer, in powers of two if asked for, or nothing where nothing can be found."""
+    """What to apply: the solver's answer, in powers of two if asked for, or nothing where nothing
+    can be found.
+    """
     if not symmetry.num_units:
         return Solution.nothing(0, "nothing can be rescaled")
     if solver.needs_energy and not _positive(counted(symmetry, g)):
-        return Solution.nothing(symmetry.num_units, "no trainable parameter lies on a path (diag G is zero): nothing to condition")
+        return Solution.nothing(
+            symmetry.num_units,
+            "no trainable parameter lies on a path (diag G is zero): nothing to condition",
+        )
     problem = solver.problem(symmetry, g, model, bounds)
     solution = solver.solve(problem)
     return to_powers_of_two(solution, solver, problem, bounds) if rounded else solution
@@ -257,11 +322,22 @@ def _positive(g: dict[str, Tensor]) -> bool:
 
 
 class _Boxes:
-    """The boxes in which ε stays harmless, weights stay near balance and |log λ| below the bound; measured when first asked for."""
+    """The boxes in which ε stays harmless, weights stay near balance and |log λ| below the bound;
+    measured when first asked for.
+    """
 
-    def __init__(self, symmetry: Symmetry, model: nn.Module, ranks: Ranks, solver: Solver, max_log_scale: float | None) -> None:
+    def __init__(
+        self,
+        symmetry: Symmetry,
+        model: nn.Module,
+        ranks: Ranks,
+        solver: Solver,
+        max_log_scale: float | None,
+    ) -> None:
         if max_log_scale is not None and not max_log_scale > 0:
-            raise ValueError(f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}")
+            raise ValueError(
+                f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}"
+            )
         # Who asks for the paper's method gets it, and ENorm has a balance of its own.
         self.balanced = (
             max_log_scale is None
@@ -288,21 +364,31 @@ class _Boxes:
     def at(self, share: float) -> tuple[Tensor, Tensor]:
         """Least and greatest log λ of every unit, (num_units,) each."""
         lower, upper = self.epsilon_shares.box(share)
-        lower, upper = self.ranks.maximum(lower), -self.ranks.maximum(-upper)  # each process has statistics of its own
-        return torch.maximum(lower, self.around_balance[0]), torch.minimum(upper, self.around_balance[1])
+        # each process has statistics of its own
+        lower, upper = self.ranks.maximum(lower), -self.ranks.maximum(-upper)
+        return torch.maximum(lower, self.around_balance[0]), torch.minimum(
+            upper, self.around_balance[1]
+        )
 
     def is_reached(self, share: float) -> bool:
         """Whether some scale is at the bound that ε sets it for this share."""
         return bool(self.ranks.maximum(torch.tensor(float(self.epsilon_shares.is_reached(share)))))
 
 
-def _shares(symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, boxes: _Boxes) -> tuple[float, ...]:
+def _shares(
+    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, boxes: _Boxes
+) -> tuple[float, ...]:
     """The shares of ε to try, the largest first.
 
-    A call that found larger shares to change train outputs too much leaves a model at the optimum of a smaller box. Compared
-    with that model the larger ones may seem harmless, so a model that is at the optimum of a box already stays in it.
+    A call that found larger shares to change train outputs too much leaves a model at the optimum
+    of a smaller box. Compared with that model the larger ones may seem harmless, so a model that is
+    at the optimum of a box already stays in it.
     """
-    if not (solver.needs_energy and len(boxes.epsilon_shares.classes) and _positive(counted(symmetry, g))):
+    if not (
+        solver.needs_energy
+        and len(boxes.epsilon_shares.classes)
+        and _positive(counted(symmetry, g))
+    ):
         return EPSILON_SHARES
     whole = Problem.of(symmetry, g)
     for i, share in enumerate(EPSILON_SHARES[:-1]):
@@ -322,19 +408,27 @@ def _report(
     seconds: dict[str, float],
 ) -> Report:
     return Report(
-        model_name=symmetry.model_name, normalization=symmetry.normalization, approximate=symmetry.approximate, solver=repr(solver),
-        solution=solution, groups=symmetry.groups, pinned=symmetry.pinned,
-        diagonal=diagonal, output_change_eval=rescaling.output_change_eval,
+        model_name=symmetry.model_name,
+        normalization=symmetry.normalization,
+        approximate=symmetry.approximate,
+        solver=repr(solver),
+        solution=solution,
+        groups=symmetry.groups,
+        pinned=symmetry.pinned,
+        diagonal=diagonal,
+        output_change_eval=rescaling.output_change_eval,
         output_change_train=rescaling.output_change_train,
-        rounded=rescaling.rounded, seconds=seconds,
-    )  # fmt: skip
+        rounded=rescaling.rounded,
+        seconds=seconds,
+    )
 
 
 class _Stages:
     """Seconds per stage."""
 
     def __init__(self, progress: Callable[[str], object]) -> None:
-        self.progress, self.seconds = progress, {}  # type: Callable[[str], object], dict[str, float]
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

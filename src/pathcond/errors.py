@@ -1,4 +1,6 @@
-"""The errors of the library. Each that is about a model means: it is exactly what it was before the call."""
+"""The errors of the library. Each that is about a model means: it is exactly what it was before the
+call.
+"""
 
 
 class UnsupportedModelError(ValueError):
@@ -10,7 +12,9 @@ class RescalingError(ValueError):
 
 
 class MismatchError(RescalingError):
-    """Model, Symmetry, optimizer or processes do not belong together: trying again will not help."""
+    """Model, Symmetry, optimizer or processes do not belong together: trying again will not
+    help.
+    """
 
 
 class DivergedError(MismatchError):
@@ -22,7 +26,9 @@ class EnergyRangeError(ArithmeticError):
 
 
 class TrainChangeError(RescalingError):
-    """Only the train-mode output would change by more than is allowed: milder scales in front of norms will do."""
+    """Only the train-mode output would change by more than is allowed: milder scales in front of
+    norms will do.
+    """
 
 
 class FailedRunsError(RuntimeError):

@@ -1,4 +1,6 @@
-"""Files that the command line writes: as a whole or not at all, and never in the place of a device."""
+"""Files that the command line writes: as a whole or not at all, and never in the place of a
+device.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ def refuse_special(path: Path) -> None:
     >>> refuse_special(Path("no such file"))
     >>> refuse_special(Path(os.devnull))
     Traceback (most recent call last):
-    pathcond.files.SpecialFileError: /dev/null is a device, a pipe or a socket, which a file may not replace: name a file.
+    pathcond.files.SpecialFileError: /dev/null is a device, a pipe or a socket, ...
     """
     if path.is_dir():
         raise SpecialFileError(f"{path} is a folder: name a file.")
     if path.exists() and not path.is_file():
-        raise SpecialFileError(f"{path} is a device, a pipe or a socket, which a file may not replace: name a file.")
+        raise SpecialFileError(f"{path} is a device, a pipe or a socket, ...")
 
 
 @contextmanager

@@ -65,7 +65,11 @@ class _Guard:
     def set_open(self, is_open: bool) -> None:
         """Let Ctrl-C through or not; one that has waited goes through at once."""
         self.is_open = is_open
-        if is_open and signal.SIGINT in self.waiting and self.handlers[signal.SIGINT] is signal.default_int_handler:
+        if (
+            is_open
+            and signal.SIGINT in self.waiting
+            and self.handlers[signal.SIGINT] is signal.default_int_handler
+        ):
             self.waiting.remove(signal.SIGINT)
             self(signal.SIGINT, sys._getframe())
 
@@ -80,7 +84,9 @@ class _Guard:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off signal handlers until the body is done. Other threads than the first never run any."""
+    """Put off signal handlers until the body is done. Other threads than the first never run
+    any.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def overlapping(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
-    """Pairs of names of different tensors whose memory overlaps, by address; a name beside itself if its own elements do."""
+    """Pairs of names of different tensors whose memory overlaps, by address; a name beside itself
+    if its own elements do.
+    """
     spans: list[tuple[str, int, int, str]] = []
     for name, tensor in named:
         if tensor.is_meta or not tensor.numel() or tensor.layout != torch.strided:
@@ -18,7 +20,9 @@ def overlapping(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]
             start = tensor.data_ptr()
         except RuntimeError:  # a subclass without memory of its own
             continue
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        reach = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         spans.append((str(tensor.device), start, start + reach * tensor.element_size(), name))
         if reach < tensor.numel():
             yield name, name
@@ -33,5 +37,9 @@ def overlapping(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]
 
 def is_writable(tensor: Tensor) -> bool:
     """Whether every element can be written in place, and has memory of its own."""
-    strides = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout == torch.strided else [(0, 2)]
+    strides = (
+        zip(tensor.stride(), tensor.shape, strict=True)
+        if tensor.layout == torch.strided
+        else [(0, 2)]
+    )
     return not tensor.is_inference() and all(stride > 0 for stride, size in strides if size > 1)

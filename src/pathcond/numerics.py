@@ -14,11 +14,15 @@ def exp(log_scales: Tensor) -> Tensor:
     octaves = log_scales / math.log(2)
     whole = octaves.round()
     power = torch.ldexp(torch.ones_like(whole), whole.int())
-    return torch.where((octaves - whole).abs() < 1e-12 * whole.abs().clamp(min=1), power, log_scales.exp())
+    return torch.where(
+        (octaves - whole).abs() < 1e-12 * whole.abs().clamp(min=1), power, log_scales.exp()
+    )
 
 
 def largest(tensors: Iterable[Tensor]) -> list[float]:
-    """The largest absolute value of each tensor; NaN if it holds one. One wait for the device, however many there are."""
+    """The largest absolute value of each tensor; NaN if it holds one. One wait for the device,
+    however many there are.
+    """
     filled = [t.detach() if t.numel() else torch.zeros(1) for t in tensors]
     peaks = [torch.maximum(t.amax(), -t.amin()).double() for t in filled]
     by_device: dict[torch.device, list[int]] = {}

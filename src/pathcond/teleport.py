@@ -1,6 +1,7 @@
 """Conditioning during training: the paper's Algorithm 1 (alg. ideal) as a hook on the optimizer.
 
-    θ_{k+½} = D_k θ_k                       every few steps: the best rescaling, with the optimizer's state moved along
+    θ_{k+½} = D_k θ_k                       every few steps: the best rescaling; the
+                                            optimizer's state moves along
     θ_{k+1} = θ_{k+½} − μ_k ∇L(θ_{k+½})     the optimizer's own step
 
 What does not depend on the weights, the captured graph and its Symmetry, is found once.
@@ -18,18 +19,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .capture.models import require_supported
+from .capture.outputs import example_outputs
 from .condition import Prepared, condition_, prepare
+from .distributed.ranks import Ranks, refuse_unclear
 from .errors import EnergyRangeError, MismatchError, RescalingError
-from .graph import require_supported, unwrap
 from .interrupts import interruptible, uninterrupted
-from .optimizer_state import Optimizers, listed, require_own, with_inner
-from .outputs import example_outputs
-from .ranks import Ranks, refuse_unclear
 from .report import Report
-from .rescale import listed_copies
+from .rescaling.optimizer_state import Optimizers, listed, require_own, with_inner
+from .rescaling.rescale import listed_copies
 from .solvers import Exact, Solver
 from .solvers.solver import refuse_other_than_solver
-from .symmetry import Normalization
+from .symmetry.symmetry import Normalization
+from .wrappers import unwrap
 
 logger = logging.getLogger("pathcond")
 
@@ -52,31 +54,40 @@ def teleport(
 ) -> Teleportation:
     """Condition a model again and again while it trains, without changing its function.
 
-    After every N-th step that the optimizer really takes, the weights move to the best rescaling and the optimizer's state with
-    them. Micro-steps of gradient accumulation and steps that a GradScaler skips are no steps. Training starts wherever the weights
-    are: call ``condition_`` before the first step.
+    After every N-th step that the optimizer really takes, the weights move to the best rescaling
+    and the optimizer's state with them. Micro-steps of gradient accumulation and steps that a
+    GradScaler skips are no steps. Training starts wherever the weights are: call ``condition_``
+    before the first step.
 
     Args:
-        optimizer: The optimizer of the model; all of them as a list, if there are several: the last one's steps count.
+        optimizer: The optimizer of the model; all of them as a list, if there are several: the last
+            one's steps count.
         model: As it is trained, wrapped or not.
         example_inputs: One batch, as for ``condition_``, or what ``prepare`` made.
-        every: Steps between teleports, or "epoch": then ``Teleportation.end_epoch`` is to be called.
-        solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``, which every=1 makes the training method of Stock et al.
+        every: Steps between teleports, or "epoch": then ``Teleportation.end_epoch`` is to be
+            called.
+        solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``, which every=1 makes the
+            training method of Stock et al.
         normalization: As in ``condition_``.
-        schedule: In place of ``every``: told the number of steps taken, it says whether to teleport now.
+        schedule: In place of ``every``: told the number of steps taken, it says whether to teleport
+            now.
         on_teleport: Called with the report of each.
-        **options: Any other of ``condition_``: ``optimizer_state``, ``copies``, ``verify``, ``train_tolerance``, ``group``, ...
+        **options: Any other of ``condition_``: ``optimizer_state``, ``copies``, ``verify``,
+            ``train_tolerance``, ``group``, ...
 
     Returns:
         A handle: ``remove()`` ends it, ``state_dict()`` goes into the checkpoint.
 
     Raises:
         UnsupportedModelError: The model cannot be captured.
-        MismatchError: From ``optimizer.step()``: the state of this optimizer cannot be moved. A teleport that is refused because of
-            the weights at that moment (NaN, overflow) is left out with a warning instead, and training goes on.
+        MismatchError: From ``optimizer.step()``: the state of this optimizer cannot be moved. A
+            teleport that is refused because of the weights at that moment (NaN, overflow) is left
+            out with a warning instead, and training goes on.
 
     >>> import torch, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... )
     >>> optimizer = torch.optim.Adam(model.parameters())
     >>> handle = pathcond.teleport(optimizer, model, torch.randn(16, 8), every=2)
     >>> for _ in range(5):
@@ -88,7 +99,11 @@ def teleport(
     """
     refuse_other_than_solver(solver)
     _refuse_unusable(every, schedule, options)
-    optimizers, group, copies = listed(optimizer), options.get("group"), listed_copies(options.get("copies", ()))
+    optimizers, group, copies = (
+        listed(optimizer),
+        options.get("group"),
+        listed_copies(options.get("copies", ())),
+    )
     require_supported(unwrap(model), sharded=isinstance(example_inputs, Prepared))
     refuse_unclear(model, group)
     ranks = Ranks.of(model, group)
@@ -102,10 +117,19 @@ def teleport(
     with ranks.together():
         prepared = prepare(model, example_inputs, **settings, **captured)
         _compare(optimizers, model, copies)
-        example_outputs(unwrap(model), prepared.symmetry.example_inputs, {}, training=False)  # inputs that do not fit fail now
+        # inputs that do not fit fail now
+        example_outputs(unwrap(model), prepared.symmetry.example_inputs, {}, training=False)
     fingerprint = torch.tensor(list(prepared.symmetry.fingerprint.encode()), dtype=torch.uint8)
-    ranks.same("Symmetry", {"fingerprint": fingerprint, "num_units": torch.tensor(prepared.symmetry.num_units)})
-    options = {"describe": False} | options | settings | {"solver": solver, "optimizer": optimizers, "copies": copies}
+    ranks.same(
+        "Symmetry",
+        {"fingerprint": fingerprint, "num_units": torch.tensor(prepared.symmetry.num_units)},
+    )
+    options = (
+        {"describe": False}
+        | options
+        | settings
+        | {"solver": solver, "optimizer": optimizers, "copies": copies}
+    )
     return Teleportation(model, prepared, every, schedule, on_teleport, options)
 
 
@@ -136,9 +160,11 @@ class Teleportation:
         self._steps = self.epochs = self.teleports = self.left_out = 0
         self.report: Report | None = None
         self._decided = 0  # the step at which it was last looked whether to teleport
-        self._skipped: Tensor | None = None  # steps among those counted that a GradScaler may have skipped, still on the device
+        # steps among those counted that a GradScaler may have skipped, still on the device
+        self._skipped: Tensor | None = None
         last = with_inner(options["optimizer"][-1])
-        hooked = next(found for found in last if hasattr(found, "_optimizer_step_post_hooks"))  # accelerate's cannot be
+        # accelerate's cannot be
+        hooked = next(found for found in last if hasattr(found, "_optimizer_step_post_hooks"))
         self._hook = hooked.register_step_post_hook(self._after_step)
 
     @property
@@ -154,14 +180,17 @@ class Teleportation:
             return  # a CUDA graph is being recorded: no step has been taken
         if _is_inner_call(optimizer):
             return  # a subclass goes on after its base's step
-        skipped = getattr(optimizer, "found_inf", None)  # how a GradScaler tells fused optimizers to do nothing
+        # how a GradScaler tells fused optimizers to do nothing
+        skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None:
             skipped = (skipped.detach() > 0).long().sum()
             self._skipped = skipped if self._skipped is None else self._skipped + skipped
         self.step()
 
     def step(self) -> None:
-        """Count one step, and teleport if it is time. The hook calls it; call it yourself after replaying a CUDA graph."""
+        """Count one step, and teleport if it is time. The hook calls it; call it yourself after
+        replaying a CUDA graph.
+        """
         self._steps += 1
         if self._schedule is None or self._steps % self._stride:
             return  # not time even if no step was skipped: so the device is seldom waited for
@@ -185,8 +214,10 @@ class Teleportation:
         """
         if torch._C._current_graph_task_id() != -1:
             raise MismatchError(
-                "optimizer.step() was called inside backward(), where later layers have passed on gradients of the weights as they "
-                "are. Teleport between steps: schedule=lambda step: False, and handle.now() after backward()."
+                "optimizer.step() was called inside backward(), where later layers have passed "
+                "on gradients of the weights as they "
+                "are. Teleport between steps: schedule=lambda step: False, and handle.now() "
+                "after backward()."
             )
         try:
             with uninterrupted(), _one_thread(self._model), interruptible():
@@ -208,21 +239,36 @@ class Teleportation:
 
     def state_dict(self) -> dict[str, int]:
         """What a resumed run needs to teleport at the same steps; plain numbers."""
-        return {"steps": self.steps, "epochs": self.epochs, "teleports": self.teleports, "left_out": self.left_out}
+        return {
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "teleports": self.teleports,
+            "left_out": self.left_out,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on counting where another run stopped."""
-        missing = [key for key in ("steps", "epochs", "teleports", "left_out") if not isinstance(state.get(key), int)]
+        missing = [
+            key
+            for key in ("steps", "epochs", "teleports", "left_out")
+            if not isinstance(state.get(key), int)
+        ]
         if missing:
             raise ValueError(f"This is not the state of a teleport: it has no {', '.join(missing)}")
         self._steps = self._decided = state["steps"]
         self._skipped = None
-        self.epochs, self.teleports, self.left_out = state["epochs"], state["teleports"], state["left_out"]
+        self.epochs, self.teleports, self.left_out = (
+            state["epochs"],
+            state["teleports"],
+            state["left_out"],
+        )
 
 
 @contextmanager
 def _one_thread(model: nn.Module) -> Iterator[None]:
-    """Run the body on one core if the model is on a GPU: what is then left to the CPU is too small to wake the others for."""
+    """Run the body on one core if the model is on a GPU: what is then left to the CPU is too small
+    to wake the others for.
+    """
     threads = torch.get_num_threads()
     try:
         if any(parameter.is_cuda for parameter in model.parameters()):
@@ -237,17 +283,32 @@ def _refuse_unusable(every: Any, schedule: Any, options: dict[str, Any]) -> None
     if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ValueError(f'every={every!r}: give a number of steps, or "epoch"')
     if schedule is not None and not callable(schedule):
-        raise TypeError(f"schedule={schedule!r}: give a function of the number of steps that says whether to teleport")
-    known = set(inspect.signature(condition_).parameters) - {"model", "example_inputs", "solver", "normalization", "optimizer"}
+        raise TypeError(
+            f"schedule={schedule!r}: give a function of the number of steps that "
+            "says whether to teleport"
+        )
+    known = set(inspect.signature(condition_).parameters) - {
+        "model",
+        "example_inputs",
+        "solver",
+        "normalization",
+        "optimizer",
+    }
     unknown = options.keys() - known
     if unknown:
-        raise TypeError(f"teleport has no option {', '.join(sorted(unknown))}; beside its own it takes {', '.join(sorted(known))}")
+        raise TypeError(
+            f"teleport has no option {', '.join(sorted(unknown))}; beside its own it "
+            f"takes {', '.join(sorted(known))}"
+        )
 
 
 def _is_inner_call(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step that has just ended was called by another step of the same optimizer (``super().step()``)."""
+    """Whether the step that has just ended was called by another step of the same optimizer
+    (``super().step()``).
+    """
     running, frame = 0, sys._getframe(1)
-    while frame is not None:  # torch's wrapper around a step calls the hooks; a step of a step has two of them
+    # torch's wrapper around a step calls the hooks; a step of a step has two of them
+    while frame is not None:
         if frame.f_code.co_filename == WRAPPER_FILE and frame.f_code.co_name == "wrapper":
             running += frame.f_locals.get("self") is optimizer
         frame = frame.f_back  # type: ignore[assignment]
@@ -255,7 +316,9 @@ def _is_inner_call(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _compare(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: Any) -> None:
-    """Refuse optimizers of another model; warn where they and the model do not hold the same parameters."""
+    """Refuse optimizers of another model; warn where they and the model do not hold the same
+    parameters.
+    """
     held = require_own(optimizers, unwrap(model), copies)
     masters = [copy for copy in copies if isinstance(copy, Mapping)]
     parameters = dict(unwrap(model).named_parameters())
@@ -265,15 +328,23 @@ def _compare(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: 
         if id(parameter) not in held and not any(id(copy.get(name)) in held for copy in masters)
     ]
     masters_held = {id(tensor) for copy in masters for tensor in copy.values()}
-    foreign = [p for p in held.values() if id(p) not in {id(p) for p in parameters.values()} | masters_held]
+    foreign = [
+        p for p in held.values() if id(p) not in {id(p) for p in parameters.values()} | masters_held
+    ]
     if foreign:
         logger.warning(
-            "The optimizer also trains %d parameters that are not the model's. If some of them read hidden units of this model (a "
-            "second head), pass the module that holds both: a rescaling knows only what the model shows.", len(foreign),
-        )  # fmt: skip
+            "The optimizer also trains %d parameters that are not the model's. If some of them "
+            "read hidden units of this model (a "
+            "second head), pass the module that holds both: a rescaling knows only what the "
+            "model shows.",
+            len(foreign),
+        )
     training = [name for name in outside if parameters[name].requires_grad]
     if training:
         logger.warning(
-            "%d trainable parameters are in no optimizer given to teleport (%s ...): if another one trains them, pass both as a "
-            "list, or its state will not move along.", len(training), ", ".join(training[:3]),
-        )  # fmt: skip
+            "%d trainable parameters are in no optimizer given to teleport (%s ...): if another "
+            "one trains them, pass both as a "
+            "list, or its state will not move along.",
+            len(training),
+            ", ".join(training[:3]),
+        )

@@ -33,7 +33,10 @@ def name_list(names: Sequence[str]) -> str:
 def align(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
     """Rows of a table as lines: numbers to the right, text to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return [f"  {row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]}".rstrip() for row in rows]
+    return [
+        f"  {row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]}".rstrip()
+        for row in rows
+    ]
 
 
 def sparkline(values: Tensor, bins: int = 16) -> str:

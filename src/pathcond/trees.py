@@ -1,4 +1,6 @@
-"""Nested lists, tuples and dicts, as the arguments of ATen calls are; what ``torch.utils._pytree`` does for any type, quicker."""
+"""Nested lists, tuples and dicts, as the arguments of ATen calls are; what ``torch.utils._pytree``
+does for any type, quicker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The user's own module inside DataParallel, DistributedDataParallel, AveragedModel, torch.compile and accelerate."""
+"""The user's own module inside DataParallel, DistributedDataParallel, AveragedModel, torch.compile
+and accelerate.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import nn
 
 
 def wrapped(model: nn.Module) -> Iterator[nn.Module]:
-    """A model and, one after the other, what is inside DataParallel, DistributedDataParallel, AveragedModel and torch.compile.
+    """A model and, one after the other, what is inside DataParallel, DistributedDataParallel,
+    AveragedModel and torch.compile.
 
     accelerate puts autocast into ``forward`` itself; the last one has its own forward back.
     """
@@ -22,7 +25,11 @@ def wrapped(model: nn.Module) -> Iterator[nn.Module]:
             else f"of type {type(model).__name__}"
         )
         raise TypeError(f"The model is {what}: pass a torch.nn.Module.")
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
+    wrappers = (
+        nn.DataParallel,
+        nn.parallel.DistributedDataParallel,
+        torch.optim.swa_utils.AveragedModel,
+    )
     while True:
         yield model
         if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
@@ -33,7 +40,9 @@ def wrapped(model: nn.Module) -> Iterator[nn.Module]:
             original = vars(model)["_original_forward"]
             model = copy.copy(model)  # the same parameters, buffers and modules
             del model._original_forward
-            model.forward = MethodType(original.__func__, model) if hasattr(original, "__func__") else original  # type: ignore
+            model.forward = (
+                MethodType(original.__func__, model) if hasattr(original, "__func__") else original
+            )  # type: ignore
         else:
             return
 

@@ -1,1 +1,3 @@
-"""Callbacks for training frameworks: ``integrations.lightning`` and ``integrations.transformers``, each imported by itself."""
+"""Callbacks for training frameworks: ``integrations.lightning`` and ``integrations.transformers``,
+each imported by itself.
+"""

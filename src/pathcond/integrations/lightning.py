@@ -12,8 +12,8 @@ from torch import nn
 
 from ..condition import Prepared
 from ..errors import UnsupportedModelError
-from ..graph import unwrap
 from ..report import Report
+from ..wrappers import unwrap
 from .batches import inputs_of, moved
 from .shared import ConditionedTraining, all_processes, counts_at, installed, sharding_error
 
@@ -24,25 +24,33 @@ else:
 
 
 class PathCondCallback(ConditionedTraining, pl.Callback):
-    """Condition the model before its first step and, with ``every`` or ``schedule``, again while it trains.
+    """Condition the model before its first step and, with ``every`` or ``schedule``, again while it
+    trains.
 
-    A resumed run goes on where its checkpoint was written: it is not conditioned again and teleports at the same steps. Every
-    logger of the Trainer gets ``pathcond/objective_before``, ``pathcond/objective_after`` and so on. Averages that Lightning's own
-    callbacks keep (StochasticWeightAveraging, EMAWeightAveraging) move along.
+    A resumed run goes on where its checkpoint was written: it is not conditioned again and
+    teleports at the same steps. Every logger of the Trainer gets ``pathcond/objective_before``,
+    ``pathcond/objective_after`` and so on. Averages that Lightning's own callbacks keep
+    (StochasticWeightAveraging, EMAWeightAveraging) move along.
 
     Args:
-        example_inputs: One batch of the model's inputs, as for ``pathcond.condition_``. Default: those of the first training batch;
-            if the model is teleported, they go into every checkpoint, or a resumed run would measure on others.
+        example_inputs: One batch of the model's inputs, as for ``pathcond.condition_``. Default:
+            those of the first training batch; if the model is teleported, they go into every
+            checkpoint, or a resumed run would measure on others.
         condition: False leaves the weights before the first step as they are.
         every: Optimizer steps between teleports, or "epoch"; None for no teleports.
-        schedule: In place of ``every``: told the number of steps taken, it says whether to teleport now.
-        module: Qualified name of the part to condition, for instance "net"; "" is all that ``forward`` does.
-        inputs: Turns a training batch into the model's inputs. Default: a Tensor itself, the first element of a tuple or list.
-        **options: Any other of ``pathcond.condition_``: ``solver``, ``normalization``, ``copies``, ...
+        schedule: In place of ``every``: told the number of steps taken, it says whether to teleport
+            now.
+        module: Qualified name of the part to condition, for instance "net"; "" is all that
+            ``forward`` does.
+        inputs: Turns a training batch into the model's inputs. Default: a Tensor itself, the first
+            element of a tuple or list.
+        **options: Any other of ``pathcond.condition_``: ``solver``, ``normalization``, ``copies``,
+            ...
 
     Attributes:
         report: Of the last conditioning or teleport; None before the first.
-        teleportation: The handle that ``pathcond.teleport`` returned; None where nothing is teleported.
+        teleportation: The handle that ``pathcond.teleport`` returned; None where nothing is
+            teleported.
     """
 
     def __init__(self, example_inputs: Any = None, *, module: str = "", **settings: Any) -> None:
@@ -60,20 +68,31 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
         return self._generate_state_key(module=self.module)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        sharded = (pl.strategies.FSDPStrategy, pl.strategies.DeepSpeedStrategy, pl.strategies.ModelParallelStrategy)
+        sharded = (
+            pl.strategies.FSDPStrategy,
+            pl.strategies.DeepSpeedStrategy,
+            pl.strategies.ModelParallelStrategy,
+        )
         if isinstance(trainer.strategy, sharded):
             raise sharding_error(type(trainer.strategy).__name__)
         if stage == "fit" and trainer.global_step == 0:
-            self._forget()  # what an earlier run of another Trainer left; a checkpoint is loaded after this
+            # what an earlier run of another Trainer left; a checkpoint is loaded after this
+            self._forget()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = False
         given = self.example_inputs if self.example_inputs is not None else self._batch_inputs
         if given is not None and self.has_work(self._fresh(trainer)):
-            converted = given if isinstance(given, Prepared) else trainer.precision_plugin.convert_input(given)
+            converted = (
+                given
+                if isinstance(given, Prepared)
+                else trainer.precision_plugin.convert_input(given)
+            )
             self._start(trainer, pl_module, moved(converted, pl_module.device))
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if not self._started and self.has_work(self._fresh(trainer)):
             example_inputs = (self.inputs or inputs_of)(batch)
             self._batch_inputs = example_inputs if self.teleports else None
@@ -82,7 +101,9 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
     def _fresh(self, trainer: pl.Trainer) -> bool:
         return trainer.global_step == 0 and not self._conditioned
 
-    def _start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, example_inputs: Any) -> None:
+    def _start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, example_inputs: Any
+    ) -> None:
         def log(report: Report) -> None:
             for logger in trainer.loggers:
                 logger.log_metrics(self.metrics(report), step=trainer.global_step)
@@ -90,28 +111,49 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
         counts = self._counts() or counts_at(trainer.global_step, trainer.current_epoch)
         try:
             self.start(
-                self._conditioned_part(pl_module), trainer.optimizers, example_inputs,
-                fresh=self._fresh(trainer), counts=counts, epochs=trainer.current_epoch, on_report=log,
+                self._conditioned_part(pl_module),
+                trainer.optimizers,
+                example_inputs,
+                fresh=self._fresh(trainer),
+                counts=counts,
+                epochs=trainer.current_epoch,
+                on_report=log,
                 copies=self._averages(trainer),
-                group=all_processes() if isinstance(trainer.strategy, pl.strategies.DDPStrategy) else None,
-            )  # fmt: skip
+                group=all_processes()
+                if isinstance(trainer.strategy, pl.strategies.DDPStrategy)
+                else None,
+            )
         except UnsupportedModelError as error:
-            parts = ", ".join(name for name, part in pl_module.named_children() if next(part.parameters(), None) is not None)
-            advice = f"To condition a part of {type(pl_module).__name__} ({parts}): PathCondCallback(module=..., inputs=...)."
+            parts = ", ".join(
+                name
+                for name, part in pl_module.named_children()
+                if next(part.parameters(), None) is not None
+            )
+            advice = (
+                f"To condition a part of {type(pl_module).__name__} ({parts}): "
+                "PathCondCallback(module=..., inputs=...)."
+            )
             raise UnsupportedModelError(f"{error}\n{advice}") from error
         self._started = self._conditioned = True
 
     def _conditioned_part(self, pl_module: pl.LightningModule) -> nn.Module:
         if self.module:
             return pl_module.get_submodule(self.module)
-        quiet = copy.copy(pl_module)  # the same parameters and modules; but what its forward logs is no step of training
+        # the same parameters and modules; but what its forward logs is no step of training
+        quiet = copy.copy(pl_module)
         vars(quiet).update(_trainer=pl_module._trainer, log=_nothing, log_dict=_nothing)
         return quiet
 
     def _averages(self, trainer: pl.Trainer) -> list[nn.Module]:
-        """What callbacks such as EMAWeightAveraging keep of the conditioned part: it moves along."""
+        """What callbacks such as EMAWeightAveraging keep of the conditioned part: it moves
+        along.
+        """
         models = [getattr(callback, "_average_model", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-        return [unwrap(model).get_submodule(self.module) for model in models if isinstance(model, nn.Module)]
+        return [
+            unwrap(model).get_submodule(self.module)
+            for model in models
+            if isinstance(model, nn.Module)
+        ]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.teleportation is not None:
@@ -120,11 +162,15 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.stop()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         self.stop()
 
     def _counts(self) -> dict[str, int] | None:
-        return self._loaded_counts if self.teleportation is None else self.teleportation.state_dict()
+        return (
+            self._loaded_counts if self.teleportation is None else self.teleportation.state_dict()
+        )
 
     def state_dict(self) -> dict[str, Any]:
         inputs = moved(self._batch_inputs, "cpu")

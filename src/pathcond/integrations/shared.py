@@ -1,4 +1,6 @@
-"""What the callbacks of all frameworks do: condition before the first step, teleport while the model trains, keep the report."""
+"""What the callbacks of all frameworks do: condition before the first step, teleport while the
+model trains, keep the report.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from typing import Any, Literal
 from torch import distributed, nn
 
 from ..condition import condition_, prepare
-from ..optimizer_state import Optimizers
-from ..ranks import several_processes
+from ..distributed.ranks import several_processes
 from ..report import Report
+from ..rescaling.optimizer_state import Optimizers
 from ..teleport import Teleportation, teleport
 
 logger = logging.getLogger("pathcond")
@@ -26,7 +28,8 @@ class ConditionedTraining:
 
     Attributes:
         report: Of the last conditioning or teleport; None before the first.
-        teleportation: The handle that ``pathcond.teleport`` returned; None where nothing is teleported.
+        teleportation: The handle that ``pathcond.teleport`` returned; None where nothing is
+            teleported.
     """
 
     def __init__(
@@ -39,7 +42,12 @@ class ConditionedTraining:
         inputs: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
-        self.example_inputs, self.condition, self.every, self.schedule = example_inputs, condition, every, schedule
+        self.example_inputs, self.condition, self.every, self.schedule = (
+            example_inputs,
+            condition,
+            every,
+            schedule,
+        )
         self.inputs, self.options = inputs, options
         self.report: Report | None = None
         self.teleportation: Teleportation | None = None
@@ -72,20 +80,29 @@ class ConditionedTraining:
             model, optimizer, example_inputs: As for ``pathcond.teleport``.
             fresh: Whether no step has been taken yet.
             counts: The state of the run's teleports so far.
-            epochs: How many are over: a checkpoint of the last step of one was written before that epoch was told to end.
+            epochs: How many are over: a checkpoint of the last step of one was written before that
+                epoch was told to end.
             on_report: Called with the report of the conditioning and of each teleport.
             copies: Averages that the framework keeps, beside those of the user.
             group: The processes that train copies of the model, unless the user said which.
         """
-        options = {"group": group} | self.options | {"copies": [*self.options.get("copies", ()), *copies]}
+        options = (
+            {"group": group} | self.options | {"copies": [*self.options.get("copies", ()), *copies]}
+        )
 
         def keep(report: Report) -> None:
             self.report = report
             on_report(report)
 
         begin = time.perf_counter()
-        captured = {name: options.pop(name) for name in ("other_inputs", "exclude") if name in options}
-        settings = {name: options[name] for name in ("normalization", "approximate", "frozen") if name in options}
+        captured = {
+            name: options.pop(name) for name in ("other_inputs", "exclude") if name in options
+        }
+        settings = {
+            name: options[name]
+            for name in ("normalization", "approximate", "frozen")
+            if name in options
+        }
         prepared = prepare(model, example_inputs, **settings, **captured)
         preparing = {"symmetry": time.perf_counter() - begin}
         if fresh and self.condition:
@@ -94,7 +111,15 @@ class ConditionedTraining:
             logger.info("%s", self.report)
         if self.teleports:
             every = 1 if self.every is None else self.every  # a schedule takes its place
-            handle = teleport(optimizer, model, prepared, every=every, schedule=self.schedule, on_teleport=keep, **options)
+            handle = teleport(
+                optimizer,
+                model,
+                prepared,
+                every=every,
+                schedule=self.schedule,
+                on_teleport=keep,
+                **options,
+            )
             handle.load_state_dict(counts)
             self.teleportation = handle
             while handle.epochs < epochs:
@@ -108,12 +133,14 @@ class ConditionedTraining:
     def metrics(self, report: Report) -> dict[str, float]:
         """What goes to a logger."""
         values = {
-            "objective_before": report.objective_before, "objective_after": report.objective_after,
-            "output_change_eval": report.output_change_eval, "output_change_train": report.output_change_train,
+            "objective_before": report.objective_before,
+            "objective_after": report.objective_after,
+            "output_change_eval": report.output_change_eval,
+            "output_change_train": report.output_change_train,
             "max_abs_log_scale": float(report.log_scales.abs().max()) if report.num_units else 0.0,
             "seconds": sum(report.seconds.values()),
             "teleports": self.teleportation.teleports if self.teleportation is not None else 0,
-        }  # fmt: skip
+        }
         return {f"pathcond/{name}": value for name, value in values.items() if value is not None}
 
 
@@ -124,23 +151,33 @@ def counts_at(steps: int, epochs: int) -> dict[str, int]:
 
 def all_processes() -> Any:
     """The group of all processes, for a model that is not wrapped; None where there is only one."""
-    return distributed.group.WORLD if several_processes() and distributed.get_world_size() > 1 else None
+    return (
+        distributed.group.WORLD
+        if several_processes() and distributed.get_world_size() > 1
+        else None
+    )
 
 
 def sharding_error(what: str) -> ValueError:
     """Why a callback comes too late for parameters that are sharded, and what to do."""
     return ValueError(
-        f"{what} shards the parameters before PathCondCallback sees them. In its place, call pathcond.condition_(model, batch) "
-        "before the Trainer gets the model; to teleport, pathcond.prepare(model, batch) before fully_shard and "
+        f"{what} shards the parameters before PathCondCallback sees them. In its place, call "
+        "pathcond.condition_(model, batch) "
+        "before the Trainer gets the model; to teleport, pathcond.prepare(model, batch) before "
+        "fully_shard and "
         "pathcond.teleport(optimizer, model, prepared) after it."
     )
 
 
 def installed(*names: str, extra: str) -> Any:
-    """The first of these modules that can be imported; of several, one that the program has imported already."""
+    """The first of these modules that can be imported; of several, one that the program has
+    imported already.
+    """
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
         except ImportError as error:
             cause = error
-    raise ImportError(f'pathcond.integrations.{extra} needs {" or ".join(names)}: pip install "pathcond[{extra}]"') from cause
+    raise ImportError(
+        f'pathcond.integrations.{extra} needs {" or ".join(names)}: pip install "pathcond[{extra}]"'
+    ) from cause

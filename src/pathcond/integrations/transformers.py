@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..graph import untouched, unwrap
+from ..capture.isolation import untouched
 from ..interrupts import interruptible, uninterrupted
 from ..report import Report
+from ..wrappers import unwrap
 from .batches import first_batch, inputs_of, moved
 from .shared import ConditionedTraining, all_processes, counts_at, installed, sharding_error
 
@@ -23,36 +24,47 @@ if TYPE_CHECKING:
 else:
     transformers = installed("transformers", extra="transformers")
 
-# Where counts are kept in ``trainer_state.json``. No ExportableState: args.restore_callback_states_from_checkpoint would make a new
-# callback of one, and inputs, solver and functions cannot go through JSON.
+# Where counts are kept in ``trainer_state.json``. No ExportableState:
+# args.restore_callback_states_from_checkpoint would make a new callback of one, and inputs, solver
+# and functions cannot go through JSON.
 KEY = "pathcond"
 
 
 class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
-    """Condition the model before its first step and, with ``every`` or ``schedule``, again while it trains.
+    """Condition the model before its first step and, with ``every`` or ``schedule``, again while it
+    trains.
 
-    A resumed run goes on where its checkpoint was written: it is not conditioned again and teleports at the same steps.
+    A resumed run goes on where its checkpoint was written: it is not conditioned again and
+    teleports at the same steps.
 
     Args:
-        example_inputs: One batch of the model's inputs, as for ``pathcond.condition_``. Default: those of the first training batch,
-            drawn beforehand such that training sees the same batches and random numbers as without. (Of a stream that cannot be
-            begun twice that batch would be lost to training: give example inputs.)
+        example_inputs: One batch of the model's inputs, as for ``pathcond.condition_``. Default:
+            those of the first training batch, drawn beforehand such that training sees the same
+            batches and random numbers as without. (Of a stream that cannot be begun twice that
+            batch would be lost to training: give example inputs.)
         condition: False leaves the weights before the first step as they are.
         every: Optimizer steps between teleports, or "epoch"; None for no teleports.
-        schedule: In place of ``every``: told the number of steps taken, it says whether to teleport now.
-        inputs: Turns a training batch into the model's inputs. Default: a mapping without its labels, a Tensor itself, the first
-            element of a tuple or list.
-        log: Called with ``{"pathcond/objective_before": ..., ...}``: ``trainer.log`` sends them where the loss goes. Default: they
-            are only written into ``trainer.state.log_history``.
-        **options: Any other of ``pathcond.condition_``: ``solver``, ``normalization``, ``copies``, ...
+        schedule: In place of ``every``: told the number of steps taken, it says whether to teleport
+            now.
+        inputs: Turns a training batch into the model's inputs. Default: a mapping without its
+            labels, a Tensor itself, the first element of a tuple or list.
+        log: Called with ``{"pathcond/objective_before": ..., ...}``: ``trainer.log`` sends them
+            where the loss goes. Default: they are only written into ``trainer.state.log_history``.
+        **options: Any other of ``pathcond.condition_``: ``solver``, ``normalization``, ``copies``,
+            ...
 
     Attributes:
         report: Of the last conditioning or teleport; None before the first.
-        teleportation: The handle that ``pathcond.teleport`` returned; None where nothing is teleported.
+        teleportation: The handle that ``pathcond.teleport`` returned; None where nothing is
+            teleported.
     """
 
     def __init__(
-        self, example_inputs: Any = None, *, log: Callable[[dict[str, float]], object] | None = None, **settings: Any
+        self,
+        example_inputs: Any = None,
+        *,
+        log: Callable[[dict[str, float]], object] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(example_inputs, **settings)
         self.log = log
@@ -72,15 +84,24 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
                 with uninterrupted(), untouched(model, training=model.training), interruptible():
                     given = self._inputs_of(first_batch(kwargs["train_dataloader"]), model, args)
             self.start(
-                model, innermost(kwargs["optimizer"]), moved(given, next(model.parameters()).device),
-                fresh=fresh, counts=saved or counts_at(state.global_step, epochs), epochs=epochs, group=all_processes(),
-            )  # fmt: skip
+                model,
+                innermost(kwargs["optimizer"]),
+                moved(given, next(model.parameters()).device),
+                fresh=fresh,
+                counts=saved or counts_at(state.global_step, epochs),
+                epochs=epochs,
+                group=all_processes(),
+            )
         self._tell(state, control)
 
     def _inputs_of(self, batch: Any, model: nn.Module, args: Any) -> Any:
         if self.inputs is not None or not isinstance(batch, Mapping):
             return (self.inputs or inputs_of)(batch)
-        labels = transformers.utils.find_labels(type(model)) if args.label_names is None else args.label_names
+        labels = (
+            transformers.utils.find_labels(type(model))
+            if args.label_names is None
+            else args.label_names
+        )
         return {key: value for key, value in batch.items() if key not in labels}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -95,9 +116,13 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
         self.stop()
 
     def _tell(self, state: Any, control: Any) -> None:
-        """Put the counts where the next checkpoint takes them from, and log the report if it is new."""
+        """Put the counts where the next checkpoint takes them from, and log the report if it is
+        new.
+        """
         counts = counts_at(state.global_step, int(state.epoch or 0))
-        state.stateful_callbacks[KEY] = counts if self.teleportation is None else self.teleportation.state_dict()
+        state.stateful_callbacks[KEY] = (
+            counts if self.teleportation is None else self.teleportation.state_dict()
+        )
         if self.report is None or self.report is self._logged:
             return
         self._logged, metrics = self.report, self.metrics(self.report)
@@ -106,7 +131,8 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
         else:
             due = control.should_log
             self.log(metrics)
-            control.should_log = due  # Trainer.log takes any call for the one that was due, and would leave out the loss
+            # Trainer.log takes any call for the one that was due, and would leave out the loss
+            control.should_log = due
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:

@@ -1,4 +1,6 @@
-"""The paper's algorithm as its box has it (alg. detailed_rescaling), line by line, one neuron at a time: the solvers' yardstick."""
+"""The paper's algorithm as its box has it (alg. detailed_rescaling), line by line, one neuron at a
+time: the solvers' yardstick.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..problem import counted
-from ..symmetry import Symmetry
+from ..solvers.problem import counted
+from ..symmetry.symmetry import Symmetry
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Connectivity:
 
     @classmethod
     def of(cls, symmetry: Symmetry, g: Mapping[str, Tensor]) -> Connectivity:
-        """Read it from a Symmetry whose classes of equal log-scales are one unit each, or fixed, as in the paper's networks."""
+        """Read it from a Symmetry whose classes of equal log-scales are one unit each, or fixed, as
+        in the paper's networks.
+        """
         g = counted(symmetry, g)
         device, classes = next(iter(g.values())).device, symmetry.combination
         unit_of = torch.full((classes.num_classes,), -1, dtype=torch.long)
@@ -37,7 +41,9 @@ class Connectivity:
         sides: tuple[list[Tensor], list[Tensor]] = ([], [])
         for name, values in g.items():
             scaling = symmetry.scalings.get(name)
-            for ids, units in zip((scaling.plus, scaling.minus) if scaling else (None, None), sides, strict=True):
+            for ids, units in zip(
+                (scaling.plus, scaling.minus) if scaling else (None, None), sides, strict=True
+            ):
                 of = torch.tensor(-1) if ids is None else unit_of[ids.long()]
                 units.append(of.to(device).expand(values.shape)[values > 0])
         into, out = (_columns(torch.cat(units), symmetry.num_units) for units in sides)
@@ -55,11 +61,15 @@ def box_sweeps(connectivity: Connectivity) -> Iterator[Tensor]:
     """u, (num_units,), after every sweep over the neurons; there is no last one.
 
     >>> import itertools, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+    ... ).double()
     >>> x = torch.ones(1, 2).double()
     >>> symmetry, g = pathcond.find_symmetry(model, x), pathcond.diag_g(model, x)
     >>> u = next(itertools.islice(box_sweeps(Connectivity.of(symmetry, g)), 9, None))
-    >>> solution = pathcond.solve(symmetry, g, solver=pathcond.CoordinateDescent(sweeps=10, tolerance=0))
+    >>> solution = pathcond.solve(
+    ...     symmetry, g, solver=pathcond.CoordinateDescent(sweeps=10, tolerance=0)
+    ... )
     >>> torch.allclose(u, 2 * solution.log_scales, atol=1e-12)
     True
     """
@@ -70,8 +80,13 @@ def box_sweeps(connectivity: Connectivity) -> Iterator[Tensor]:
             in_h, out_h = connectivity.into[h], connectivity.out[h]
             D = E - (v[out_h].exp() * g[out_h]).sum() - (v[in_h].exp() * g[in_h]).sum()
             A = len(in_h) - len(out_h)
-            B, C = ((v[out_h] - u[h]).exp() * g[out_h]).sum(), ((v[in_h] + u[h]).exp() * g[in_h]).sum()
-            root = (-A * D + ((A * D) ** 2 - 4 * B * (A + p) * C * (A - p)).sqrt()) / (2 * B * (A + p))
+            B, C = (
+                ((v[out_h] - u[h]).exp() * g[out_h]).sum(),
+                ((v[in_h] + u[h]).exp() * g[in_h]).sum(),
+            )
+            root = (-A * D + ((A * D) ** 2 - 4 * B * (A + p) * C * (A - p)).sqrt()) / (
+                2 * B * (A + p)
+            )
             delta = root.log() - u[h]
             v[out_h] += delta
             v[in_h] -= delta

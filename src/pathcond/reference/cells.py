@@ -1,9 +1,10 @@
-"""The algebra of path enumeration: the value of one element of a tensor, written out as a sum of products.
+"""The algebra of path enumeration: the value of one element of a tensor, written out as a sum of
+products.
 
     cell = Σ_terms coefficient · Π θ[parameters] · Π gates · x[input]
 
-Adding two values joins their terms, multiplying them pairs their terms, a ReLU puts a gate on each term. What is left
-in the cells of the outputs are the paths of the network (def. path_lifting).
+Adding two values joins their terms, multiplying them pairs their terms, a ReLU puts a gate on each
+term. What is left in the cells of the outputs are the paths of the network (def. path_lifting).
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def times(left: Cell, right: Cell) -> Cell:
 
 def _product(a: Term, b: Term) -> Term:
     if a.is_activation and b.is_activation:
-        raise NotImplementedError("a product of two activations: its terms are no paths (two inputs or gates meet)")
+        raise NotImplementedError(
+            "a product of two activations: its terms are no paths (two inputs or gates meet)"
+        )
     if b.is_activation:
         a, b = b, a
     return Term(a.parameters + b.parameters, a.coefficient * b.coefficient, a.input, a.gates)
@@ -68,7 +71,8 @@ def indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 class Memory:
-    """Every cell of one run by its address. Tensors hold addresses, so that a view shares its cells with its base.
+    """Every cell of one run by its address. Tensors hold addresses, so that a view shares its cells
+    with its base.
 
     Args:
         limit: Most terms that one tensor may have.
@@ -86,7 +90,8 @@ class Memory:
             terms += len(cell)
             if terms > self.limit:
                 raise ValueError(
-                    f"A tensor of shape {tuple(shape)} is reached by more than limit={self.limit} paths: full enumeration is for "
+                    f"A tensor of shape {tuple(shape)} is reached by more than "
+                    f"limit={self.limit} paths: full enumeration is for "
                     "tiny networks. Make the network or its input smaller, or raise the limit."
                 )
         return Array(torch.arange(start, len(self.cells)).view(tuple(shape)), self)
@@ -94,7 +99,10 @@ class Memory:
     def constant(self, value: Tensor | float) -> Array:
         """A tensor that depends on nothing; zeros have no terms."""
         value = torch.as_tensor(value)
-        return self.array(([Term((), float(v), None, ())] if v else [] for v in value.flatten().tolist()), value.shape)
+        return self.array(
+            ([Term((), float(v), None, ())] if v else [] for v in value.flatten().tolist()),
+            value.shape,
+        )
 
 
 class Array:
@@ -131,7 +139,9 @@ class Array:
 
 
 class Table(dict[tuple[int, ...], Cell]):
-    """Cells by position. Outside the tensor everything is zero: zero padding needs no case of its own."""
+    """Cells by position. Outside the tensor everything is zero: zero padding needs no case of its
+    own.
+    """
 
     def __missing__(self, position: tuple[int, ...]) -> Cell:
         return []

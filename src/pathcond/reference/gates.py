@@ -10,19 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..graph import Graph, Node, as_call
+from ..capture.models import as_call
+from ..capture.nodes import Graph, Node
 
 MAX_POOLS = {"max_pool1d": F.max_pool1d, "max_pool2d": F.max_pool2d, "max_pool3d": F.max_pool3d}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A factor of a path that depends on the data: 1 or 0 for a ReLU or a choice, 1 or the slope for LeakyReLU, ±1 for abs.
+    """A factor of a path that depends on the data: 1 or 0 for a ReLU or a choice, 1 or the slope
+    for LeakyReLU, ±1 for abs.
 
     Attributes:
         node: The operation, by its name in the graph.
         element: Flat position in the operation's result.
-        choice: For max-pooling, flat position in its input of the entry that must be the winner; else None.
+        choice: For max-pooling, flat position in its input of the entry that must be the winner;
+            else None.
     """
 
     node: str
@@ -31,7 +34,8 @@ class Gate:
 
 
 def slopes(node: Node, x: Tensor) -> Tensor | None:
-    """What an activation multiplies each element of its input with; None if it is no piecewise linear activation.
+    """What an activation multiplies each element of its input with; None if it is no piecewise
+    linear activation.
 
     At exactly zero the slope is that of the negative side (0 for abs): no value depends on it.
     """
@@ -46,11 +50,21 @@ def slopes(node: Node, x: Tensor) -> Tensor | None:
 
 
 def winners(node: Node, x: Tensor) -> Tensor:
-    """Flat position in the pool's input of the entry that each window chooses (one of equals); the shape of the result."""
+    """Flat position in the pool's input of the entry that each window chooses (one of equals); the
+    shape of the result.
+    """
     a = node.bound
     pool: Any = MAX_POOLS[node.op]
     within: Tensor
-    _, within = pool(x, a["kernel_size"], a["stride"] or None, a["padding"], a["dilation"], a["ceil_mode"], return_indices=True)
+    _, within = pool(
+        x,
+        a["kernel_size"],
+        a["stride"] or None,
+        a["padding"],
+        a["dilation"],
+        a["ceil_mode"],
+        return_indices=True,
+    )
     spatial = int(node.op[-2])  # max_pool2d
     plane = x.shape[-spatial:].numel()
     first = torch.arange(0, x.numel(), plane).view(*x.shape[:-spatial], *[1] * spatial)
@@ -71,15 +85,28 @@ def gate_values(graph: Graph, model: nn.Module, inputs: Any) -> dict[str, Tensor
     gates: dict[str, Tensor] = {}
     for node in graph.nodes:
         if node.target is None:
-            leaf: Any = parameters[node.name] if node.op == "parameter" else next(given) if node.op == "input" else node.value
+            leaf: Any = (
+                parameters[node.name]
+                if node.op == "parameter"
+                else next(given)
+                if node.op == "input"
+                else node.value
+            )
             if tuple(leaf.shape) != tuple(node.shape):
-                raise ValueError(f"{node.name} has shape {tuple(leaf.shape)}; the paths were listed for {tuple(node.shape)}")
+                raise ValueError(
+                    f"{node.name} has shape {tuple(leaf.shape)}; the paths were "
+                    f"listed for {tuple(node.shape)}"
+                )
             values[node] = leaf.clone()  # operations that write in place must not reach the model
             continue
         args, kwargs = filled((node.args, node.kwargs), values)
         if node.op in MAX_POOLS:
             gates[node.name] = winners(node, args[0]).flatten()
-        elif node.args and isinstance(args[0], Tensor) and (slope := slopes(node, args[0])) is not None:
+        elif (
+            node.args
+            and isinstance(args[0], Tensor)
+            and (slope := slopes(node, args[0])) is not None
+        ):
             gates[node.name] = slope.flatten()
         values[node] = node.target(*args, **kwargs)
     return gates
@@ -87,4 +114,6 @@ def gate_values(graph: Graph, model: nn.Module, inputs: Any) -> dict[str, Tensor
 
 def filled(arguments: Any, values: dict[Node, Any]) -> Any:
     """Arguments of a call with every node replaced by its value."""
-    return tree_map(lambda argument: values[argument] if isinstance(argument, Node) else argument, arguments)
+    return tree_map(
+        lambda argument: values[argument] if isinstance(argument, Node) else argument, arguments
+    )

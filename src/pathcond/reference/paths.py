@@ -1,13 +1,19 @@
 """Φ by the definition: every path of a tiny network, listed one by one (def. path_lifting).
 
-    Φ_p(θ) = coefficient_p · Π_{i ∈ p} θ_i          v_out(x) = ⟨Φ(θ), A_out(θ, x) (x; 1)⟩   (eq. output_factorization)
+    Φ_p(θ) = coefficient_p · Π_{i ∈ p} θ_i
+    v_out(x) = ⟨Φ(θ), A_out(θ, x) (x; 1)⟩   (eq. output_factorization)
 
-A path starts at an input or at a parameter that is added (a bias) and ends at an output. Max-pooling has one path per
-window entry; averages and other constant factors are the path's coefficient; the gates are in A, not in Φ.
+A path starts at an input or at a parameter that is added (a bias) and ends at an output.
+Max-pooling has one path per window entry; averages and other constant factors are the path's
+coefficient; the gates are in A, not in Φ.
 
 >>> import torch
->>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False))
->>> paths = enumerate_paths(model, torch.ones(1, 1))  # u · relu(v x + w), with θ = (v, w, u)
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False)
+... )
+>>> paths = enumerate_paths(
+...     model, torch.ones(1, 1)
+... )  # u · relu(v x + w), with θ = (v, w, u)
 >>> [(path.parameters, path.input) for path in paths]
 [((0, 2), 0), ((1, 2), None)]
 >>> v, w, u = theta = torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64)
@@ -28,7 +34,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..graph import Graph, Node, as_call, capture, unwrap
+from ..capture.graph import capture
+from ..capture.models import as_call
+from ..capture.nodes import Graph, Node
+from ..wrappers import unwrap
 from .cells import Array, Cell, Memory, Term
 from .gates import Gate, filled, gate_values
 from .operations import MOVES, OPERANDS, OPERATIONS
@@ -39,9 +48,10 @@ class Path:
     """One path from an input or a bias to an output.
 
     Attributes:
-        parameters: Positions in the flattened concatenation of ``model.named_parameters()``, from start to end; one
-            that the path meets twice is there twice.
-        coefficient: The constant factors on the way: 1/k of averages, 1/σ of BatchNorm, literals, buffers.
+        parameters: Positions in the flattened concatenation of ``model.named_parameters()``, from
+            start to end; one that the path meets twice is there twice.
+        coefficient: The constant factors on the way: 1/k of averages, 1/σ of BatchNorm, literals,
+            buffers.
         input: Flat position in the inputs; None if the path starts at a bias.
         output: Flat position in the outputs.
         gates: The ReLU elements and max-pool choices on the way, in order.
@@ -82,7 +92,10 @@ class Paths:
     def _positions(self) -> Tensor:
         """(longest path, q) positions in (θ; 1): shorter paths end in ones."""
         longest = max((len(path.parameters) for path in self.paths), default=0)
-        rows = [path.parameters + (self.num_parameters,) * (longest - len(path.parameters)) for path in self.paths]
+        rows = [
+            path.parameters + (self.num_parameters,) * (longest - len(path.parameters))
+            for path in self.paths
+        ]
         return torch.tensor(rows, dtype=torch.long).view(len(self.paths), longest).T
 
     @cached_property
@@ -113,9 +126,11 @@ class Paths:
         return jacobian.T @ jacobian
 
     def exponents(self) -> Tensor:
-        """How often each parameter is on each path, (q, p) int64: log |Φ(θ)| = exponents · log |θ| + log |coefficient|.
+        """How often each parameter is on each path, (q, p) int64: log |Φ(θ)| = exponents · log |θ|
+        + log |coefficient|.
 
-        A diagonal D > 0 has Φ(D θ) = Φ(θ) if and only if exponents · log d = 0 (def. admissible_rescaling).
+        A diagonal D > 0 has Φ(D θ) = Φ(θ) if and only if exponents · log d = 0 (def.
+        admissible_rescaling).
         """
         counts = torch.zeros(len(self.paths), self.num_parameters + 1, dtype=torch.long)
         for positions in self._positions:
@@ -125,27 +140,39 @@ class Paths:
     def activations(self, model: nn.Module, x: Any) -> Tensor:
         """A_out(θ, x) of eq. output_factorization for every output, (outputs, q, d_in + 1) float64.
 
-        Zero but for the entry (path, its input, or the constant 1 at the end) in the path's own output: there it is
-        the product of the path's gates on a forward pass of the model at x.
+        Zero but for the entry (path, its input, or the constant 1 at the end) in the path's own
+        output: there it is the product of the path's gates on a forward pass of the model at x.
 
         Args:
             model: Gives θ.
             x: One sample of the shape of the example inputs.
         """
-        values = {name: value.tolist() for name, value in gate_values(self.graph, unwrap(model), x).items()}
-        matrix = torch.zeros(self.num_outputs, len(self.paths), self.num_inputs + 1, dtype=torch.float64)
+        values = {
+            name: value.tolist()
+            for name, value in gate_values(self.graph, unwrap(model), x).items()
+        }
+        matrix = torch.zeros(
+            self.num_outputs, len(self.paths), self.num_inputs + 1, dtype=torch.float64
+        )
         for row, path in enumerate(self.paths):
             product = 1.0
             for gate in path.gates:
                 value = values[gate.node][gate.element]
                 product *= value if gate.choice is None else float(value == gate.choice)
-            matrix[path.output, row, self.num_inputs if path.input is None else path.input] = product
+            matrix[path.output, row, self.num_inputs if path.input is None else path.input] = (
+                product
+            )
         return matrix
 
 
 def parameter_vector(model: nn.Module) -> Tensor:
-    """θ: all parameters in the order of ``model.named_parameters()``, flat, (p,) float64, detached."""
-    parts = [parameter.detach().to("cpu", torch.float64).flatten() for parameter in unwrap(model).parameters()]
+    """θ: all parameters in the order of ``model.named_parameters()``, flat, (p,) float64,
+    detached.
+    """
+    parts = [
+        parameter.detach().to("cpu", torch.float64).flatten()
+        for parameter in unwrap(model).parameters()
+    ]
     return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
 
@@ -153,7 +180,8 @@ def enumerate_paths(model: nn.Module, example_inputs: Any, *, limit: int = 200_0
     """Every path of a tiny network in eval mode.
 
     Args:
-        model: A network of linear, piecewise linear and shape operations; its parameters may have any values.
+        model: A network of linear, piecewise linear and shape operations; its parameters may have
+            any values.
         example_inputs: One sample: a Tensor, or several, with a first axis of 1.
         limit: Most paths that any tensor of the network may have.
 
@@ -165,7 +193,8 @@ def enumerate_paths(model: nn.Module, example_inputs: Any, *, limit: int = 200_0
     for tensor in tree_leaves(as_call(example_inputs)):
         if isinstance(tensor, Tensor) and tensor.shape[:1] != (1,):
             raise ValueError(
-                f"Paths are those of one sample, but an input has shape {tuple(tensor.shape)}: pass one with a first axis of 1."
+                f"Paths are those of one sample, but an input has shape {tuple(tensor.shape)}: "
+                "pass one with a first axis of 1."
             )
     graph = capture(model, example_inputs, training=False)
     memory = Memory(limit)
@@ -174,21 +203,40 @@ def enumerate_paths(model: nn.Module, example_inputs: Any, *, limit: int = 200_0
     for node in graph.nodes:
         if node.op == "input":
             start, num_inputs = num_inputs, num_inputs + torch.Size(node.shape).numel()
-            values[node] = memory.array(([Term((), 1.0, i, ())] for i in range(start, num_inputs)), node.shape)
+            values[node] = memory.array(
+                ([Term((), 1.0, i, ())] for i in range(start, num_inputs)), node.shape
+            )
         elif node.op in ("buffer", "constant"):
             values[node] = node.value
         elif node.target is not None:
             values[node] = _call(node, values, memory)
-    outputs = [cell for out in graph.returned if isinstance(out, Node) for cell in _array(values[out], memory)]
+    outputs = [
+        cell
+        for out in graph.returned
+        if isinstance(out, Node)
+        for cell in _array(values[out], memory)
+    ]
     paths = tuple(
-        Path(parameters=term.parameters, coefficient=term.coefficient, input=term.input, output=position, gates=term.gates)
+        Path(
+            parameters=term.parameters,
+            coefficient=term.coefficient,
+            input=term.input,
+            output=position,
+            gates=term.gates,
+        )
         for position, cell in enumerate(outputs)
         for term in cell
     )
     if len(paths) > limit:
         raise ValueError(f"The network has {len(paths)} paths, more than limit={limit}.")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Paths(paths=paths, num_parameters=num_parameters, num_inputs=num_inputs, num_outputs=len(outputs), graph=graph)
+    return Paths(
+        paths=paths,
+        num_parameters=num_parameters,
+        num_inputs=num_inputs,
+        num_outputs=len(outputs),
+        graph=graph,
+    )
 
 
 def _parameters(model: nn.Module, graph: Graph, memory: Memory) -> dict[Node, Any]:
@@ -200,7 +248,9 @@ def _parameters(model: nn.Module, graph: Graph, memory: Memory) -> dict[Node, An
     for node in graph.nodes:
         if node.op == "parameter":
             positions = range(starts[node.name], starts[node.name] + torch.Size(node.shape).numel())
-            values[node] = memory.array(([Term((i,), 1.0, None, ())] for i in positions), node.shape)
+            values[node] = memory.array(
+                ([Term((i,), 1.0, None, ())] for i in positions), node.shape
+            )
     return values
 
 
@@ -209,7 +259,9 @@ def _array(value: Array | Tensor | float, memory: Memory) -> Array:
 
 
 def _call(node: Node, values: dict[Node, Any], memory: Memory) -> Any:
-    """The result of one operation: an Array, a list of them, or a Tensor if nothing but constants went in."""
+    """The result of one operation: an Array, a list of them, or a Tensor if nothing but constants
+    went in.
+    """
     args, kwargs = filled((node.args, node.kwargs), values)
     if not any(isinstance(leaf, Array) for leaf in tree_leaves((args, kwargs))):
         return node.target(*args, **kwargs)
@@ -217,12 +269,18 @@ def _call(node: Node, values: dict[Node, Any], memory: Memory) -> Any:
         return _move(node, args, kwargs, memory)
     if node.op not in OPERATIONS:
         raise NotImplementedError(f"{node.op} at {node.where}: its paths are not defined here")
-    operands = {name: _operand(name, value, memory) for name, value in filled(node.bound, values).items()}
-    made = memory.array((_checked(cell, node) for cell in OPERATIONS[node.op](node, operands)), node.shape)
+    operands = {
+        name: _operand(name, value, memory) for name, value in filled(node.bound, values).items()
+    }
+    made = memory.array(
+        (_checked(cell, node) for cell in OPERATIONS[node.op](node, operands)), node.shape
+    )
     if not node.target._schema.is_mutable:
         return made
     if not isinstance(args[0], Array):
-        raise NotImplementedError(f"{node.op} at {node.where} writes into a constant: its other views would not see it")
+        raise NotImplementedError(
+            f"{node.op} at {node.where} writes into a constant: its other views would not see it"
+        )
     args[0].write(list(made))
     return args[0]
 
@@ -234,13 +292,21 @@ def _operand(name: str, value: Any, memory: Memory) -> Any:
 
 def _checked(cell: Cell, node: Node) -> Cell:
     if any(term.is_constant for term in cell):
-        raise NotImplementedError(f"{node.op} at {node.where} adds a constant: a path starts at an input or at a parameter")
+        raise NotImplementedError(
+            f"{node.op} at {node.where} adds a constant: a path starts at "
+            "an input or at a parameter"
+        )
     return cell
 
 
 def _move(node: Node, args: Any, kwargs: Any, memory: Memory) -> Any:
-    """Run a shape operation on addresses. As in torch, what shares storage with an argument is a view of its cells."""
-    as_arrays = tree_map(lambda x: memory.constant(x) if isinstance(x, Tensor) and x.is_floating_point() else x, (args, kwargs))
+    """Run a shape operation on addresses. As in torch, what shares storage with an argument is a
+    view of its cells.
+    """
+    as_arrays = tree_map(
+        lambda x: memory.constant(x) if isinstance(x, Tensor) and x.is_floating_point() else x,
+        (args, kwargs),
+    )
     given = [leaf.addresses for leaf in tree_leaves(as_arrays) if isinstance(leaf, Array)]
     args, kwargs = tree_map(lambda x: x.addresses if isinstance(x, Array) else x, as_arrays)
     storages = {addresses.untyped_storage().data_ptr() for addresses in given}

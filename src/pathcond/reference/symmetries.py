@@ -1,4 +1,6 @@
-"""The true number of rescaling symmetries, as a numerical rank; `find_symmetry` is held against it."""
+"""The true number of rescaling symmetries, as a numerical rank; `find_symmetry` is held against
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..graph import as_call, replaced
+from ..capture.isolation import replaced
+from ..capture.models import as_call
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -20,27 +23,43 @@ CONVOLUTIONS = nn.modules.conv._ConvNd
 
 
 class _Differentiable(TorchFunctionMode):
-    """LeakyReLU in place of ReLU (as homogeneous, but nothing is ever dead); norms that are differentiable in their statistics."""
+    """LeakyReLU in place of ReLU (as homogeneous, but nothing is ever dead); norms that are
+    differentiable in their statistics.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        clamps_at_zero = func in (torch.clamp, Tensor.clamp) and (args[1:] == (0,) or kwargs == {"min": 0})
+        clamps_at_zero = func in (torch.clamp, Tensor.clamp) and (
+            args[1:] == (0,) or kwargs == {"min": 0}
+        )
         if clamps_at_zero or func in (torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu):
             return F.leaky_relu(args[0], 0.3)
         if func in (F.batch_norm, F.instance_norm):
-            options = dict(zip(("input", "running_mean", "running_var"), args, strict=False)) | kwargs
+            options = (
+                dict(zip(("input", "running_mean", "running_var"), args, strict=False)) | kwargs
+            )
             return _norm(**options, axes=[2, 3, 4] if func is F.instance_norm else [0, 2, 3, 4])
         return func(*args, **kwargs)
 
 
 def _norm(
-    input: Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, eps: float, axes: list[int],
-    training: bool = False, use_input_stats: bool = False, **_: Any,
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    axes: list[int],
+    training: bool = False,
+    use_input_stats: bool = False,
+    **_: Any,
+) -> Tensor:
     """BatchNorm or InstanceNorm by the definition, differentiable in everything, ε = 0 allowed."""
     shape = (-1, *[1] * (input.dim() - 2))
     if training or use_input_stats:
-        variance, mean = torch.var_mean(input, [axis for axis in axes if axis < input.dim()], correction=0, keepdim=True)
+        variance, mean = torch.var_mean(
+            input, [axis for axis in axes if axis < input.dim()], correction=0, keepdim=True
+        )
     else:
         mean, variance = running_mean.view(shape), running_var.view(shape)
     y = (input - mean) / (variance + eps).sqrt()
@@ -49,21 +68,28 @@ def _norm(
 
 
 def count_symmetries(
-    model: nn.Module, example_inputs: Any, *, normalization: str = "absorb", samples: int = 4, seed: int = 0
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    normalization: str = "absorb",
+    samples: int = 4,
+    seed: int = 0,
 ) -> int:
-    """The true number of independent diagonal rescalings that keep the function, as a numerical rank.
+    """The true number of independent diagonal rescalings that keep the function, as a numerical
+    rank.
 
-    With R the row and column generators of all parameters (per group for grouped convolutions) and J(θ) the
-    Jacobian of the outputs, a combination R·c is a symmetry if J(θ)·diag(θ)·R·c = 0 for all θ; one θ is not
-    enough, so random ones are stacked until the rank stands still:
+    With R the row and column generators of all parameters (per group for grouped convolutions) and
+    J(θ) the Jacobian of the outputs, a combination R·c is a symmetry if J(θ)·diag(θ)·R·c = 0 for
+    all θ; one θ is not enough, so random ones are stacked until the rank stands still:
 
         count = rank(R) − rank(stack of J(θ_k)·diag(θ_k)·R)
 
-    Elements that no output depends on (a key's bias, which softmax cancels) are left out. ε of LayerNorm and its kin
-    is set to 0.1, so that invariance up to ε does not pass for a symmetry. Coordinates are the parameters and, for
-    BatchNorm, the running mean and σ = √(var + ε). Rows come from eval mode and from train mode with ε = 0. "absorb"
-    drops γ and β from R, "gain" mean and σ, "paper" γ, σ and the train rows. The direction of a weight norm, whose own scale
-    cancels, is dropped always.
+    Elements that no output depends on (a key's bias, which softmax cancels) are left out. ε of
+    LayerNorm and its kin is set to 0.1, so that invariance up to ε does not pass for a symmetry.
+    Coordinates are the parameters and, for BatchNorm, the running mean and σ = √(var + ε). Rows
+    come from eval mode and from train mode with ε = 0. "absorb" drops γ and β from R, "gain" mean
+    and σ, "paper" γ, σ and the train rows. The direction of a weight norm, whose own scale cancels,
+    is dropped always.
 
     Args:
         model: A small network; it is copied.
@@ -75,7 +101,11 @@ def count_symmetries(
     model = copy.deepcopy(model).double()
     for module in model.modules():
         own_statistics = isinstance(module, BATCH_NORMS) and module.running_var is None
-        if own_statistics or isinstance(module, OTHER_NORMS) or type(module).__name__.endswith("RMSNorm"):
+        if (
+            own_statistics
+            or isinstance(module, OTHER_NORMS)
+            or type(module).__name__.endswith("RMSNorm")
+        ):
             setattr(module, "eps", 0.1)  # noqa: B010
     generator = torch.Generator().manual_seed(seed)
     coordinates = _coordinates(model)
@@ -86,7 +116,10 @@ def count_symmetries(
     stacked = torch.zeros(0, generators.shape[1], dtype=torch.float64)
     ranks: list[int] = []
     while len(ranks) < samples or ranks[-1] != ranks[-3]:
-        theta = {name: _draw(shape, generator, positive=name.endswith("#sigma")) for name, shape in sizes.items()}
+        theta = {
+            name: _draw(shape, generator, positive=name.endswith("#sigma"))
+            for name, shape in sizes.items()
+        }
         inputs = tree_map(lambda x: _redrawn(x, generator), example_inputs)
         flat_theta = torch.cat([theta[name].flatten() for name in sizes])
         for training in modes:
@@ -118,18 +151,27 @@ def _dropped(model: nn.Module, names: Any, normalization: str) -> set[str]:
     """Coordinates that the policy does not let move."""
     gains, biases = set(), set()
     for prefix, module in model.named_modules():
-        if isinstance(module, BATCH_NORMS + OTHER_NORMS) or type(module).__name__.endswith("RMSNorm"):
+        if isinstance(module, BATCH_NORMS + OTHER_NORMS) or type(module).__name__.endswith(
+            "RMSNorm"
+        ):
             gains.add(f"{prefix}.weight")
             biases.add(f"{prefix}.bias")
     directions = {name for name in names if name.endswith((".weight_v", "weight.original1"))}
     means, sigmas = ({name for name in names if name.endswith(end)} for end in ("#mean", "#sigma"))
-    held = {"absorb": gains | biases, "gain": means | sigmas, "full": set(), "paper": gains | sigmas}
+    held = {
+        "absorb": gains | biases,
+        "gain": means | sigmas,
+        "full": set(),
+        "paper": gains | sigmas,
+    }
     return held[normalization] | directions
 
 
 def _generators(model: nn.Module, sizes: dict[str, torch.Size], dropped: set[str]) -> Tensor:
     """R, one column per generator: the indicator of a row or column of one parameter."""
-    convolutions = {f"{prefix}.weight": m for prefix, m in model.named_modules() if isinstance(m, CONVOLUTIONS)}
+    convolutions = {
+        f"{prefix}.weight": m for prefix, m in model.named_modules() if isinstance(m, CONVOLUTIONS)
+    }
     columns, offset, total = [], 0, sum(shape.numel() for shape in sizes.values())
     for name, shape in sizes.items():
         index = torch.arange(offset, offset + shape.numel()).view(shape)
@@ -142,8 +184,14 @@ def _generators(model: nn.Module, sizes: dict[str, torch.Size], dropped: set[str
             slices += [column for part in index.chunk(groups, 0) for column in part.unbind(1)]
         elif index.dim() <= 1:
             slices = list(index.reshape(-1))
-        else:  # a line of elements along each axis: rows and columns of a matrix, of each matrix in a batch
-            slices = [line for axis in range(index.dim()) for line in index.movedim(axis, -1).reshape(-1, index.shape[axis])]
+        # a line of elements along each axis: rows and columns of a matrix, of each matrix in a
+        # batch
+        else:
+            slices = [
+                line
+                for axis in range(index.dim())
+                for line in index.movedim(axis, -1).reshape(-1, index.shape[axis])
+            ]
         for members in slices:
             column = torch.zeros(total, dtype=torch.float64)
             column[members.reshape(-1)] = 1
@@ -167,11 +215,19 @@ def _redrawn(x: Any, generator: torch.Generator) -> Any:
     return x
 
 
-def _jacobian(model: nn.Module, theta: dict[str, Tensor], example_inputs: Any, training: bool) -> Tensor:
+def _jacobian(
+    model: nn.Module, theta: dict[str, Tensor], example_inputs: Any, training: bool
+) -> Tensor:
     """∂ outputs / ∂ coordinates, (outputs, coordinates)."""
     args, kwargs = as_call(example_inputs)
-    epsilons = {m: m.eps for m in model.modules() if isinstance(m, BATCH_NORMS) and m.running_var is not None}
-    prefixes = {f"{prefix}#": module for prefix, module in model.named_modules() if module in epsilons}
+    epsilons = {
+        m: m.eps
+        for m in model.modules()
+        if isinstance(m, BATCH_NORMS) and m.running_var is not None
+    }
+    prefixes = {
+        f"{prefix}#": module for prefix, module in model.named_modules() if module in epsilons
+    }
 
     def forward(flat: Tensor) -> Tensor:
         values: dict[str, Tensor] = {}
@@ -183,14 +239,24 @@ def _jacobian(model: nn.Module, theta: dict[str, Tensor], example_inputs: Any, t
                 values[name.replace("#mean", ".running_mean").lstrip(".")] = part
             elif name.endswith("#sigma"):
                 module = prefixes[name.removesuffix("sigma")]
-                values[name.replace("#sigma", ".running_var").lstrip(".")] = part.square() - epsilons[module]
+                values[name.replace("#sigma", ".running_var").lstrip(".")] = (
+                    part.square() - epsilons[module]
+                )
             else:
                 values[name] = part
         if training:  # batch statistics only; running ones would be updated in place
-            values = {name: v for name, v in values.items() if not name.endswith(("running_mean", "running_var"))}
+            values = {
+                name: v
+                for name, v in values.items()
+                if not name.endswith(("running_mean", "running_var"))
+            }
         with _Differentiable(), replaced(model, values):
             outputs = model(*args, **kwargs)
-        tensors = [out.reshape(-1) for out in tree_leaves(outputs) if isinstance(out, Tensor) and out.is_floating_point()]
+        tensors = [
+            out.reshape(-1)
+            for out in tree_leaves(outputs)
+            if isinstance(out, Tensor) and out.is_floating_point()
+        ]
         return torch.cat(tensors)
 
     flat = torch.cat([tensor.flatten() for tensor in theta.values()]).requires_grad_()

@@ -1,4 +1,6 @@
-"""What ``condition_`` did: a table for the terminal, a page for the browser, plain data for scripts."""
+"""What ``condition_`` did: a table for the terminal, a page for the browser, plain data for
+scripts.
+"""
 
 from .diagonal import DiagonalSample, diagonal_sample
 from .report import Report

@@ -1,7 +1,7 @@
 """Charts as inline SVG: they follow the page's colours in light and dark, and need nothing else.
 
-Every chart is drawn twice, for wide windows and for phones; the page's style shows one of the two. In a drawing that is only
-made smaller nobody could read the letters.
+Every chart is drawn twice, for wide windows and for phones; the page's style shows one of the two.
+In a drawing that is only made smaller nobody could read the letters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 TOP, RIGHT, BOTTOM = 28, 16, 40
-# Axes reach from the first to the 99th percentile: a few outliers would leave the rest of a chart empty.
+# Axes reach from the 1st to the 99th percentile: a few outliers would leave a chart empty.
 BULK = (0.01, 0.99)
 
 
@@ -71,7 +71,12 @@ class Axis:
         raw = (self.high - self.low) / most
         magnitude = 10 ** math.floor(math.log10(raw))
         step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw)
-        return [i * step for i in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+        return [
+            i * step
+            for i in range(
+                math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,9 @@ class Series:
     values: Sequence[float]
 
 
-def lines(series: Sequence[Series], *, x_label: str, y_label: str, first: int = 0, height: int = 320) -> str:
+def lines(
+    series: Sequence[Series], *, x_label: str, y_label: str, first: int = 0, height: int = 320
+) -> str:
     """Values over steps, one line per series; up to six are told apart by colour and dash."""
     finite = [v for s in series for v in s.values if math.isfinite(v)]
     low, high = _padded(min(finite), max(finite)) if finite else (0.0, 1.0)
@@ -93,17 +100,22 @@ def lines(series: Sequence[Series], *, x_label: str, y_label: str, first: int = 
         y = Axis(low, high, height - BOTTOM, TOP)
         parts = _frame(canvas, x, y, height, x_label, y_label)
         for i, s in enumerate(series):
-            points = " ".join(f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v))
-            parts.append(f'<polyline class="line s{i}" points="{points}"><title>{escape(s.name)}</title></polyline>')
+            points = " ".join(
+                f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v)
+            )
+            parts.append(f'<polyline class="line s{i}" points="{points}">{_tip(s.name)}</polyline>')
         return _svg(canvas, parts, height, f"{y_label} over {x_label}")
 
     return _drawn(draw) + _legend([s.name for s in series], "line")
 
 
-def histograms(groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, height: int = 260, bins: int = 60) -> str:
+def histograms(
+    groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, height: int = 260, bins: int = 60
+) -> str:
     """Distributions of weighted values, one step curve per (name, values, weights).
 
-    The axis reaches from the 1st to the 99th percentile, and says so. What lies beyond is counted in the outermost bars.
+    The axis reaches from the 1st to the 99th percentile, and says so. The outermost bars hold
+    what lies beyond.
     """
     ends = [end for _, v, w in groups for end in _bulk(v, w)]
     low, high = _padded(min(ends), max(ends)) if ends else (0.0, 1.0)
@@ -113,30 +125,40 @@ def histograms(groups: Sequence[tuple[str, Tensor, Tensor]], *, x_label: str, he
     def draw(canvas: Canvas) -> str:
         x = Axis(low, high, canvas.left, canvas.right)
         y = Axis(0.0, 100 * highest, height - BOTTOM, TOP)
-        parts = _frame(canvas, x, y, height, f"{x_label} · 1st to 99th percentile", "% of the parameters")
+        parts = _frame(
+            canvas, x, y, height, f"{x_label} · 1st to 99th percentile", "% of the parameters"
+        )
         for i, ((name, _, _), share) in enumerate(zip(groups, shares, strict=True)):
             corners = _steps(share, x, y, low, high)
-            parts.append(f'<polygon class="area s{i}" points="{corners}"><title>{escape(name)}</title></polygon>')
+            parts.append(f'<polygon class="area s{i}" points="{corners}">{_tip(name)}</polygon>')
         return _svg(canvas, parts, height, f"distribution of {x_label}")
 
     return _drawn(draw) + _legend([name for name, _, _ in groups], "area")
 
 
 def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
-    """One row per (name, values): a strip from the 1st to the 99th percentile, darker between the quartiles, with the median."""
-    quantiles = [[float(torch.quantile(v, q)) for q in (BULK[0], 0.25, 0.5, 0.75, BULK[1])] for _, v in rows]
-    low, high = _padded(min([0.0, *(q[0] for q in quantiles)]), max([0.0, *(q[-1] for q in quantiles)]))
+    """One row per (name, values): a strip with the quartiles and the median of the values.
+
+    Strips reach from the 1st to the 99th percentile, and are darker between the quartiles.
+    """
+    quantiles = [
+        [float(torch.quantile(v, q)) for q in (BULK[0], 0.25, 0.5, 0.75, BULK[1])] for _, v in rows
+    ]
+    low, high = _padded(
+        min([0.0, *(q[0] for q in quantiles)]), max([0.0, *(q[-1] for q in quantiles)])
+    )
 
     def draw(canvas: Canvas) -> str:
         row_height = 18 if canvas.names else 34
         height = TOP + BOTTOM + row_height * len(rows)
         x = Axis(low, high, max(canvas.names, RIGHT), canvas.right)
         parts = [_vertical(x, tick, height) for tick in x.ticks(canvas.ticks)]
-        parts.append(f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
+        parts.append(_line("zero", x(0), TOP, x(0), height - BOTTOM))
         for i, ((name, v), at) in enumerate(zip(rows, quantiles, strict=True)):
             middle = TOP + row_height * (i + 0.5) + (0 if canvas.names else 7)
             parts.append(_row_name(canvas, name, middle))
-            tip = f"{name}: log λ from {float(v.min()):.3f} to {float(v.max()):.3f}, median {at[2]:.3f}, {len(v)} units"
+            ends = f"from {float(v.min()):.3f} to {float(v.max()):.3f}"
+            tip = f"{name}: {x_label} {ends}, median {at[2]:.3f}, {len(v)} units"
             parts += _strip(x, at, middle, tip)
         parts.append(_label(x, height, f"{x_label} · 1st to 99th percentile"))
         return _svg(canvas, parts, height, f"distribution of {x_label} by layer")
@@ -145,7 +167,7 @@ def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
 
 
 def _row_name(canvas: Canvas, name: str, middle: float) -> str:
-    """In front of its row, or above it where the window is narrow; long names lose their beginning."""
+    """In front of its row, or above it on a narrow canvas; long names lose their beginning."""
     most = 30 if canvas.names else 44
     shown = escape(name if len(name) <= most else "…" + name[1 - most :])
     if canvas.names:
@@ -158,7 +180,9 @@ def _strip(x: Axis, quantiles: Sequence[float], middle: float, tip: str) -> list
     parts = []
     for kind, start, stop, thick in (("range", low, high, 6), ("box", q1, q3, 10)):
         width = max(x(stop) - x(start), 1.0)
-        place = f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
+        place = (
+            f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
+        )
         parts.append(f'<rect class="{kind}" {place}><title>{escape(tip)}</title></rect>')
     mark = f'x1="{x(median):.1f}" x2="{x(median):.1f}" y1="{middle - 6:.1f}" y2="{middle + 6:.1f}"'
     return [*parts, f'<line class="median" {mark}/>']
@@ -200,20 +224,23 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _vertical(x: Axis, tick: float, height: int) -> str:
-    line = f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+    line = _line("grid", x(tick), TOP, x(tick), height - BOTTOM)
     return line + f'<text class="tick" x="{x(tick):.1f}" y="{height - BOTTOM + 15}">{tick:g}</text>'
 
 
 def _label(x: Axis, height: int, text: str) -> str:
-    return f'<text class="label" x="{(x.start + x.stop) / 2:.0f}" y="{height - 6}">{escape(text)}</text>'
+    middle = (x.start + x.stop) / 2
+    return f'<text class="label" x="{middle:.0f}" y="{height - 6}">{escape(text)}</text>'
 
 
 def _frame(canvas: Canvas, x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[str]:
-    """Grid, ticks and labels; what the vertical axis shows stands above it, where it needs no turning."""
+    """Grid, ticks and labels; that of the vertical axis stands above it and needs no turning."""
     parts = [_vertical(x, tick, height) for tick in x.ticks(canvas.ticks)]
     for tick in y.ticks(5):
-        parts.append(f'<line class="grid" x1="{canvas.left}" x2="{canvas.right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(f'<text class="tick y" x="{canvas.left - 6}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
+        parts.append(_line("grid", canvas.left, y(tick), canvas.right, y(tick)))
+        parts.append(
+            f'<text class="tick y" x="{canvas.left - 6}" y="{y(tick) + 4:.1f}">{tick:g}</text>'
+        )
     parts.append(_label(x, height, x_label))
     parts.append(f'<text class="above" x="4" y="{TOP - 14}">{escape(y_label)}</text>')
     return parts
@@ -224,8 +251,17 @@ def _drawn(draw: Callable[[Canvas], str]) -> str:
 
 
 def _svg(canvas: Canvas, parts: Sequence[str], height: int, title: str) -> str:
-    box = f'viewBox="0 0 {canvas.width} {height}"'
-    return f'<svg class="chart {canvas.kind}" {box} role="img" aria-label="{escape(title, quote=True)}">{"".join(parts)}</svg>'
+    head = f'class="chart {canvas.kind}" viewBox="0 0 {canvas.width} {height}" role="img"'
+    return f'<svg {head} aria-label="{escape(title, quote=True)}">{"".join(parts)}</svg>'
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _tip(text: str) -> str:
+    """What is shown while the pointer rests there."""
+    return f"<title>{escape(text)}</title>"
 
 
 def _legend(names: Sequence[str], kind: str) -> str:
@@ -234,8 +270,9 @@ def _legend(names: Sequence[str], kind: str) -> str:
         "line": '<line class="line s{}" x1="1" y1="6" x2="33" y2="6"/>',
         "area": '<rect class="area s{}" x="1" y="1" width="32" height="10"/>',
     }
+    key = '<svg class="key" viewBox="0 0 34 12" aria-hidden="true">{}</svg>'
     items = (
-        f'<span><svg class="key" viewBox="0 0 34 12" aria-hidden="true">{pieces[kind].format(i)}</svg>{escape(name)}</span>'
+        f"<span>{key.format(pieces[kind].format(i))}{escape(name)}</span>"
         for i, name in enumerate(names)
     )
     return f'<p class="legend">{"".join(items)}</p>'

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..symmetry_text import pinned_lines
+from ..symmetry.text import pinned_lines
 from . import charts
 
 if TYPE_CHECKING:
@@ -21,14 +21,26 @@ STAGES = {
 }
 
 
-def rendered(template: str, **values: Any) -> str:
-    """A template of this package with its values; charts arrive as ready markup, all else is escaped."""
+def rendered(template: str, *, package: str = "pathcond.report", **values: Any) -> str:
+    """A template with its values; charts arrive as ready markup, all else is escaped.
+
+    Args:
+        template: Name of the file.
+        package: Whose template it is; it may extend those of this package.
+        values: What it shows.
+    """
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise ImportError('Pages need the "report" extra: pip install "pathcond[report]"') from error
+        raise ImportError(
+            'Pages need the "report" extra: pip install "pathcond[report]"'
+        ) from error
     environment = Environment(
-        loader=PackageLoader("pathcond.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("pathcond.report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template(template).render(**values)
 
@@ -43,10 +55,21 @@ def conditioning(report: Report, name: str | None = None) -> dict[str, Any]:
     """What ``conditioning_body.html.jinja`` shows."""
     from markupsafe import Markup
 
-    rows = [(group.name or "(model)", report.log_scales[list(group.units)].cpu()) for group in report.groups[:SHOWN_LAYERS]]
-    weights = [torch.full_like(s.before, s.count / max(len(s.before), 1)) for s in report.diagonal if len(s.before)]
+    rows = [
+        (group.name or "(model)", report.log_scales[list(group.units)].cpu())
+        for group in report.groups[:SHOWN_LAYERS]
+    ]
+    weights = [
+        torch.full_like(s.before, s.count / max(len(s.before), 1))
+        for s in report.diagonal
+        if len(s.before)
+    ]
     sides = [
-        (side, torch.cat([getattr(s, side) for s in report.diagonal if len(s.before)]), torch.cat(weights))
+        (
+            side,
+            torch.cat([getattr(s, side) for s in report.diagonal if len(s.before)]),
+            torch.cat(weights),
+        )
         for side in ("before", "after")
         if weights
     ]

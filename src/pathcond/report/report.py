@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..solvers import Solution
-from ..symmetry import Pinned, UnitGroup
+from ..symmetry.symmetry import Pinned, UnitGroup
 from .diagonal import DiagonalSample
 from .text import report_table
 
@@ -25,11 +25,13 @@ class Report:
         model_name: Class of the model.
         normalization, approximate: As asked for.
         solver: The solver and its settings.
-        solution: The solver's answer; ``log_scales``, ``objective_before`` and ``objective_after`` are its own.
+        solution: The solver's answer; ``log_scales``, ``objective_before`` and ``objective_after``
+            are its own.
         groups: The units by layer, in forward order.
         pinned: What stayed at scale 1, by which operation, at which module and line.
         diagonal: diag(G) of every parameter before and after, sampled.
-        output_change_eval, output_change_train: Largest change of an output relative to the largest output; None if not verified.
+        output_change_eval, output_change_train: Largest change of an output relative to the largest
+            output; None if not verified.
         rounded: Whether factors were rounded to powers of two.
         seconds: Wall-clock time of every stage.
     """
@@ -73,20 +75,27 @@ class Report:
 
     @property
     def zero_share(self) -> float:
-        """Share of the trainable parameters with g = 0, which do not count in the criterion; from the sample."""
-        return sum(sample.zeros * sample.count for sample in self.diagonal) / max(self.num_parameters, 1)
+        """Share of the trainable parameters with g = 0, which do not count in the criterion; from
+        the sample.
+        """
+        return sum(sample.zeros * sample.count for sample in self.diagonal) / max(
+            self.num_parameters, 1
+        )
 
     def spread(self) -> tuple[float, float]:
         """Decades between the 5th and 95th percentile of diag(G), before and after."""
         counts = [sample.count / max(len(sample.before), 1) for sample in self.diagonal]
-        return _decades([s.before for s in self.diagonal], counts), _decades([s.after for s in self.diagonal], counts)
+        return _decades([s.before for s in self.diagonal], counts), _decades(
+            [s.after for s in self.diagonal], counts
+        )
 
     @property
     def pace(self) -> float:
         """The sum of diag(G) after over that before, from the sample; 1 without one.
 
-        diag(G) sums up to the trace of the path kernel: to first order, plain SGD at the same learning rate moves the paths this
-        many times as fast as before. Scales in front of normalization layers can change it much.
+        diag(G) sums up to the trace of the path kernel: to first order, plain SGD at the same
+        learning rate moves the paths this many times as fast as before. Scales in front of
+        normalization layers can change it much.
         """
         before, after = (_log10_sum(self.diagonal, when) for when in ("before", "after"))
         return 10.0 ** (after - before)
@@ -96,27 +105,46 @@ class Report:
         rows = []
         for group in self.groups:
             t = self.log_scales[list(group.units)].cpu()
-            rows.append({
-                "name": group.name or "(model)", "units": len(t), "least": float(t.min()), "median": float(t.median()),
-                "greatest": float(t.max()),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "name": group.name or "(model)",
+                    "units": len(t),
+                    "least": float(t.min()),
+                    "median": float(t.median()),
+                    "greatest": float(t.max()),
+                }
+            )
         return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         before, after = self.spread()
-        solution = {key: value for key, value in asdict(self.solution).items() if key != "log_scales"}
+        solution = {
+            key: value for key, value in asdict(self.solution).items() if key != "log_scales"
+        }
         return {
-            "model": self.model_name, "normalization": self.normalization, "approximate": self.approximate, "solver": self.solver,
-            "num_units": self.num_units, "num_parameters": self.num_parameters, "zero_share": self.zero_share, **solution,
-            "decades_of_diagonal_before": before, "decades_of_diagonal_after": after, "pace": self.pace,
-            "output_change_eval": self.output_change_eval, "output_change_train": self.output_change_train,
-            "rounded_to_powers_of_two": self.rounded, "seconds": dict(self.seconds), "layers": self.layers(),
-            "pinned": [asdict(pin) for pin in self.pinned], "log_scales": self.log_scales.tolist(),
-        }  # fmt: skip
+            "model": self.model_name,
+            "normalization": self.normalization,
+            "approximate": self.approximate,
+            "solver": self.solver,
+            "num_units": self.num_units,
+            "num_parameters": self.num_parameters,
+            "zero_share": self.zero_share,
+            **solution,
+            "decades_of_diagonal_before": before,
+            "decades_of_diagonal_after": after,
+            "pace": self.pace,
+            "output_change_eval": self.output_change_eval,
+            "output_change_train": self.output_change_train,
+            "rounded_to_powers_of_two": self.rounded,
+            "seconds": dict(self.seconds),
+            "layers": self.layers(),
+            "pinned": [asdict(pin) for pin in self.pinned],
+            "log_scales": self.log_scales.tolist(),
+        }
 
     def to_html(self, path: str | os.PathLike[str], *, name: str | None = None) -> Path:
-        """Write one self-contained page: log-scales by layer, diag(G) before and after, what is pinned, outputs, seconds.
+        """Write one self-contained page: log-scales by layer, diag(G), what is pinned, outputs.
 
         Args:
             path: Of the file.
@@ -146,10 +174,17 @@ def _log10_sum(samples: tuple[DiagonalSample, ...], when: Literal["before", "aft
 
 
 def _decades(samples: list[Tensor], counts: list[float]) -> float:
-    """Between the 5th and 95th percentile of all samples, where those of the i-th tensor stand for counts[i] values each."""
+    """Between the 5th and 95th percentile of all samples, where those of the i-th tensor stand for
+    counts[i] values each.
+    """
     if not any(len(sample) for sample in samples):
         return 0.0
     values, order = torch.cat(samples).sort()
-    shares = torch.cat([torch.full_like(sample, count) for sample, count in zip(samples, counts, strict=True)])[order].cumsum(0)
-    low, high = (values[int(torch.searchsorted(shares, q * shares[-1]).clamp(max=len(values) - 1))] for q in (0.05, 0.95))
+    shares = torch.cat(
+        [torch.full_like(sample, count) for sample, count in zip(samples, counts, strict=True)]
+    )[order].cumsum(0)
+    low, high = (
+        values[int(torch.searchsorted(shares, q * shares[-1]).clamp(max=len(values) - 1))]
+        for q in (0.05, 0.95)
+    )
     return float(high - low)

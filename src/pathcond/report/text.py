@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..symmetry_text import table_body
+from ..symmetry.text import table_body
 from ..text import MAX_ROWS, count_of, name_list, sparkline
 
 if TYPE_CHECKING:
@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 
 def report_table(report: Report) -> str:
-    """What ``condition_`` did, in one screen: the criterion, the outputs, the scales of every layer, what is pinned."""
+    """What ``condition_`` did, in one screen: the criterion, the outputs, the scales of every
+    layer, what is pinned.
+    """
     approximate = ", approximate" if report.approximate else ""
     head = (
-        f"{report.model_name} conditioned: {count_of(report.num_units, 'unit')} in {count_of(len(report.groups), 'group')}, "
+        f"{report.model_name} conditioned: {count_of(report.num_units, 'unit')} in "
+        f"{count_of(len(report.groups), 'group')}, "
         f'normalization="{report.normalization}"{approximate}, {report.solver.partition("(")[0]}'
     )
     before, after = report.spread()
@@ -23,30 +26,61 @@ def report_table(report: Report) -> str:
     rounded = "; factors rounded to powers of two" if report.rounded else ""
     in_eval, in_train = _change(report.output_change_eval), _change(report.output_change_train)
     facts = [
-        ("criterion", f"{report.objective_before:.8g} → {report.objective_after:.8g}; {report.solution.message}"),
-        *([("diag G", f"{before:.1f} → {after:.1f} decades between the 5th and 95th percentile{_zero_share(report.zero_share)}"),
-           ("pace", f"× {report.pace:.2g}: how fast plain SGD moves the paths at the same learning rate")]
-          if report.diagonal else []),
+        (
+            "criterion",
+            f"{report.objective_before:.8g} → {report.objective_after:.8g}; "
+            f"{report.solution.message}",
+        ),
+        *(
+            [
+                (
+                    "diag G",
+                    f"{before:.1f} → {after:.1f} decades between the 5th and 95th "
+                    f"percentile{_zero_share(report.zero_share)}",
+                ),
+                (
+                    "pace",
+                    f"× {report.pace:.2g}: how fast plain SGD moves the paths at the same "
+                    "learning rate",
+                ),
+            ]
+            if report.diagonal
+            else []
+        ),
         ("outputs", f"changed by {in_eval} in eval mode, {in_train} in train mode{rounded}"),
         ("seconds", f"{sum(report.seconds.values()):.2f} ({seconds})"),
-    ]  # fmt: skip
+    ]
     parts = [head, "", *(f"  {name:<9}  {fact}" for name, fact in facts), ""]
     rows = [("units", "made by", "log λ least … median … greatest", "distribution")]
     for group, row in list(zip(report.groups, report.layers(), strict=True))[:MAX_ROWS]:
-        scales = " … ".join(f"{round(row[key], 2) + 0.0:+.2f}" for key in ("least", "median", "greatest"))
-        rows.append((f"{row['units']:,}", row["name"], scales, sparkline(report.log_scales[list(group.units)])))
+        scales = " … ".join(
+            f"{round(row[key], 2) + 0.0:+.2f}" for key in ("least", "median", "greatest")
+        )
+        rows.append(
+            (
+                f"{row['units']:,}",
+                row["name"],
+                scales,
+                sparkline(report.log_scales[list(group.units)]),
+            )
+        )
     return "\n".join(parts + table_body(rows, report.groups, report.pinned))
 
 
 def paths_table(log10_paths: float, path_norm: float, off_path: dict[str, str], regime: str) -> str:
-    """The path lifting in a few lines: how many paths, what lies on none, and whether rescaling will do much."""
+    """The path lifting in a few lines: how many paths, what lies on none, and whether rescaling
+    will do much.
+    """
     lines = [f"Paths: 10^{log10_paths:.2f}, ‖Φ‖₂ = {path_norm:.4g}", regime]
     if off_path:
         by_reason: dict[str, list[str]] = {}
         for name, reason in off_path.items():
             by_reason.setdefault(reason.partition(" at ")[0], []).append(name)
         lines += ["", "Parameters on no path (diag G = 0):"]
-        lines += [f"  {len(names):,}: {reason} [{name_list(names)}]" for reason, names in by_reason.items()]
+        lines += [
+            f"  {len(names):,}: {reason} [{name_list(names)}]"
+            for reason, names in by_reason.items()
+        ]
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Operation rules, one file per family; importing this package fills the table."""
 
-from . import (
+from .families import (
     attention,
     contraction,
     elementwise,

@@ -1,4 +1,6 @@
-"""Solvers: each is a frozen object of settings that turns a problem into a ``Solution``; ``solve`` is their one verb."""
+"""Solvers: each is a frozen object of settings that turns a problem into a ``Solution``; ``solve``
+is their one verb.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ..symmetry import Symmetry
+from ..symmetry.symmetry import Symmetry
 from .coordinate_descent import CoordinateDescent
 from .enorm import ENorm
 from .exact import Exact
@@ -33,13 +35,23 @@ def solve(
         g: From ``diag_g``.
         solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``.
         model: For ``ENorm``, which looks at the weights.
-        bounds: Least and greatest log λ of every unit, as ``symmetry.log_scale_bounds(model)`` gives them.
+        bounds: Least and greatest log λ of every unit, as ``symmetry.log_scale_bounds(model)``
+            gives them.
 
     >>> import torch, pathcond
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False), torch.nn.ReLU(), torch.nn.Linear(1, 2, bias=False))
-    >>> symmetry, g = pathcond.find_symmetry(model, torch.ones(1, 2)), pathcond.diag_g(model, torch.ones(1, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(2, 1, bias=False),
+    ...     torch.nn.ReLU(),
+    ...     torch.nn.Linear(1, 2, bias=False),
+    ... )
+    >>> symmetry, g = (
+    ...     pathcond.find_symmetry(model, torch.ones(1, 2)),
+    ...     pathcond.diag_g(model, torch.ones(1, 2)),
+    ... )
     >>> solution = pathcond.solve(symmetry, g)
-    >>> ratio = g["0.weight"].sum() / g["2.weight"].sum()  # as many parameters in as out: at the optimum both sums are alike
+    >>> ratio = (
+    ...     g["0.weight"].sum() / g["2.weight"].sum()
+    ... )  # as many parameters in as out: at the optimum both sums are alike
     >>> torch.allclose(4 * solution.log_scales, ratio.log())
     True
     """

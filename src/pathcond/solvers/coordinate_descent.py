@@ -1,13 +1,16 @@
-"""The paper's algorithm: exact minimisation over one unit after the other (alg. detailed_rescaling).
+"""The paper's algorithm: exact minimisation over one unit after the other (alg.
+detailed_rescaling).
 
-Along the unit h, with S_k the energy of the parameters of exponent K_ih = k, E(u_h + δ) = D + Σ_k S_k e^{−kδ}. Where k = ±1
-only (in and out of the unit), X = e^{u_h} is the positive root of
+Along the unit h, with S_k the energy of the parameters of exponent K_ih = k, E(u_h + δ) = D + Σ_k
+S_k e^{−kδ}. Where k = ±1 only (in and out of the unit), X = e^{u_h} is the positive root of
 
-    B (A + p) X² + A D X + C (A − p) = 0        B = S_out e^{−u_h},  C = S_in e^{u_h}       (lemma calculate_degree_pol)
+    B (A + p) X² + A D X + C (A − p) = 0                        (lemma calculate_degree_pol)
+    B = S_out e^{−u_h},  C = S_in e^{u_h}
 
-A being the number of parameters in less those out. Units of one layer meet only through the scalar E, as long as no parameter
-leads from one of them to another: then S_in and S_out of the whole layer are two matrix-vector products, and what remains
-neuron by neuron is a recurrence of scalars. The iterates are those of the algorithm box.
+A being the number of parameters in less those out. Units of one layer meet only through the scalar
+E, as long as no parameter leads from one of them to another: then S_in and S_out of the whole layer
+are two matrix-vector products, and what remains neuron by neuron is a recurrence of scalars. The
+iterates are those of the algorithm box.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..problem import Problem
 from .layers import Layer, Unit, in_layers
+from .problem import Problem
 from .solution import Solution
 from .solver import Solver
 
@@ -44,7 +47,10 @@ class CoordinateDescent(Solver):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sweeps < 1 or not self.tolerance >= 0:
-            raise ValueError(f"CoordinateDescent needs a sweep and a tolerance >= 0, not {self.sweeps} and {self.tolerance}")
+            raise ValueError(
+                "CoordinateDescent needs a sweep and a tolerance >= 0, not "
+                f"{self.sweeps} and {self.tolerance}"
+            )
 
     def solve(self, problem: Problem) -> Solution:
         """Sweep until the tolerance or the number of sweeps is reached."""
@@ -54,22 +60,34 @@ class CoordinateDescent(Solver):
             pass
         after = problem.at(u)
         arrived = moved < self.tolerance and after.residual <= max(self.tolerance, RESIDUAL)
-        why = f"the last sweep moved u by {moved:.1e} in total and left a gradient of {after.residual:.1e} per parameter"
+        why = (
+            f"the last sweep moved u by {moved:.1e} in total and left a gradient of "
+            f"{after.residual:.1e} per parameter"
+        )
         return Solution(
-            # Differs from the paper: the box returns diag(e^v) θ; by prop. equiv_convex_problem D = e^{−v/2}, so t = u/2.
-            log_scales=u / 2, objective_before=before.value, objective_after=after.value, gradient_norm=after.residual,
-            iterations=sweeps, converged=arrived, message=why if arrived else f"{why}: more sweeps, or Exact(), come closer",
-        )  # fmt: skip
+            # Differs from the paper: the box returns diag(e^v) θ; by prop. equiv_convex_problem D =
+            # e^{−v/2}, so t = u/2.
+            log_scales=u / 2,
+            objective_before=before.value,
+            objective_after=after.value,
+            gradient_norm=after.residual,
+            iterations=sweeps,
+            converged=arrived,
+            message=why if arrived else f"{why}: more sweeps, or Exact(), come closer",
+        )
 
     def iterates(self, problem: Problem) -> Iterator[tuple[Tensor, float]]:
-        """After each sweep u, (num_units,), and Σ_h |δ_h| of that sweep; the last ones are those of ``solve``."""
+        """After each sweep u, (num_units,), and Σ_h |δ_h| of that sweep; the last ones are those of
+        ``solve``.
+        """
         problem = problem.bounded(self.max_log_scale)
         u = problem.zero()
         v, layers, energy = problem.combination @ u, list(in_layers(problem)), 1.0
         measured = energy
         for _ in range(self.sweeps):
             moved = 0.0
-            if energy < DRIFT * measured:  # E is updated layer by layer, and keeps the rounding of what it was
+            # E is updated layer by layer, and keeps the rounding of what it was
+            if energy < DRIFT * measured:
                 energy = measured = problem.at(u).energy
             for layer in layers:
                 energy, distance = _minimise(layer, problem, u, v, energy)
@@ -79,7 +97,9 @@ class CoordinateDescent(Solver):
                 return
 
 
-def _minimise(layer: Layer | Unit, problem: Problem, u: Tensor, v: Tensor, energy: float) -> tuple[float, float]:
+def _minimise(
+    layer: Layer | Unit, problem: Problem, u: Tensor, v: Tensor, energy: float
+) -> tuple[float, float]:
     """Minimise over the units one by one, in place in u and v; returns the new E and Σ |δ|."""
     if isinstance(layer, Unit):
         old = float(u[layer.unit])
@@ -87,7 +107,16 @@ def _minimise(layer: Layer | Unit, problem: Problem, u: Tensor, v: Tensor, energ
         return energy, abs(float(u[layer.unit]) - old)
     units, (into, out) = layer.units, layer.energies(problem, v)
     x = u[units].exp()
-    columns = [into, out, into / x, out * x, problem.slope[units], problem.lower[units], problem.upper[units], u[units]]
+    columns = [
+        into,
+        out,
+        into / x,
+        out * x,
+        problem.slope[units],
+        problem.lower[units],
+        problem.upper[units],
+        u[units],
+    ]
     numbers = torch.stack(columns).tolist()
     rest = layer.rest(problem, v, energy, sum(numbers[2]) + sum(numbers[3]))
     energy, moved = _recurrence(numbers, rest, problem.num_parameters)
@@ -96,9 +125,11 @@ def _minimise(layer: Layer | Unit, problem: Problem, u: Tensor, v: Tensor, energ
 
 
 def _recurrence(columns: list[list[float]], outside: float, p: int) -> tuple[float, float]:
-    """The inner loop of the algorithm box, on numbers: C, B, S_in, S_out, A, bounds and u of every unit; u is updated in place.
+    """The inner loop of the algorithm box, on numbers: C, B, S_in, S_out, A, bounds and u of every
+    unit; u is updated in place.
 
-    D, the energy of all parameters but a unit's own, is summed up: outside the layer, of the units done, of those to come.
+    D, the energy of all parameters but a unit's own, is summed up: outside the layer, of the units
+    done, of those to come.
     """
     moved, sqrt, log, exp, u = 0.0, math.sqrt, math.log, math.exp, columns[-1]
     own = [into + out for into, out in zip(columns[2], columns[3], strict=True)]
@@ -109,7 +140,11 @@ def _recurrence(columns: list[list[float]], outside: float, p: int) -> tuple[flo
         if c > 0 and b > 0:
             linear, product = a * rest, 4 * b * (a + p) * c * (p - a)
             root = sqrt(linear * linear + product)
-            x = (root - linear) / (2 * b * (a + p)) if linear <= 0 else 2 * c * (p - a) / (root + linear)
+            x = (
+                (root - linear) / (2 * b * (a + p))
+                if linear <= 0
+                else 2 * c * (p - a) / (root + linear)
+            )
         elif c > 0 and a * rest > 0:  # nothing leads out of the unit
             x = c * (p - a) / (a * rest)
         elif b > 0 and a * rest < 0:  # nothing leads into it

@@ -1,9 +1,11 @@
-"""Equi-normalization (Stock, Graham, Gribonval and Jégou 2019): the rescaling with the least norm of the weights.
+"""Equi-normalization (Stock, Graham, Gribonval and Jégou 2019): the rescaling with the least norm
+of the weights.
 
-    Σ_ℓ c_ℓ ‖W_ℓ‖_p^p        c_ℓ = c^{−pℓ},   ℓ counts the layers                              (sec. appendix_enorm)
+    Σ_ℓ c_ℓ ‖W_ℓ‖_p^p        c_ℓ = c^{−pℓ},   ℓ counts the layers            (sec. appendix_enorm)
 
-Under t it becomes Σ_i c_i |θ_i|^p exp(p (Kt)_i): the energy E of the path criterion, for u = −p t, g_i = c_i |θ_i|^p and no
-linear term. So a cycle over the layers is a sweep of coordinate descent, and to convergence it is ``Exact``.
+Under t it becomes Σ_i c_i |θ_i|^p exp(p (Kt)_i): the energy E of the path criterion, for u = −p t,
+g_i = c_i |θ_i|^p and no linear term. So a cycle over the layers is a sweep of coordinate descent,
+and to convergence it is ``Exact``.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..graph import unwrap
-from ..problem import Problem
-from ..symmetry import Symmetry
+from ..symmetry.symmetry import Symmetry
+from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
 from .exact import Exact
+from .problem import Problem
 from .solution import Solution
 from .solver import Solver
 
@@ -29,15 +31,18 @@ from .solver import Solver
 class ENorm(Solver):
     """Settings of ENorm.
 
-    Biases and the parameters of normalization layers do not count in the norm but are scaled along, so the function is kept.
-    Units with counted weights on one side only would shrink for ever; they stay at scale 1. So does what ``normalization``
-    "absorb", "gain" and "full" set free around a norm: for networks with BatchNorm choose "paper".
+    Biases and the parameters of normalization layers do not count in the norm but are scaled along,
+    so the function is kept. Units with counted weights on one side only would shrink for ever; they
+    stay at scale 1. So does what ``normalization`` "absorb", "gain" and "full" set free around a
+    norm: for networks with BatchNorm choose "paper".
 
     Attributes:
         p: Of the norm.
-        c: Above 1, the norm may grow with depth: c is the ratio of the two norms at a unit in balance.
+        c: Above 1, the norm may grow with depth: c is the ratio of the two norms at a unit in
+            balance.
         cycles: Passes over the layers; None for the optimum.
-        balance_last: Whether to rescale the weights behind which nothing can be rescaled (the classifier). Published: no.
+        balance_last: Whether to rescale the weights behind which nothing can be rescaled (the
+            classifier). Published: no.
     """
 
     p: float = 2
@@ -48,18 +53,30 @@ class ENorm(Solver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.p < math.inf or not 0 < self.c < math.inf or (self.cycles is not None and self.cycles < 1):
-            raise ValueError(f"ENorm needs positive p and c and a cycle, not p={self.p}, c={self.c}, cycles={self.cycles}")
+        if (
+            not 0 < self.p < math.inf
+            or not 0 < self.c < math.inf
+            or (self.cycles is not None and self.cycles < 1)
+        ):
+            raise ValueError(
+                f"ENorm needs positive p and c and a cycle, not p={self.p}, "
+                f"c={self.c}, cycles={self.cycles}"
+            )
 
     def problem(
-        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None, bounds: tuple[Tensor, Tensor] | None
+        self,
+        symmetry: Symmetry,
+        g: Mapping[str, Tensor],
+        model: nn.Module | None,
+        bounds: tuple[Tensor, Tensor] | None,
     ) -> Problem:
         """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p over the weights that the Symmetry rescales; g is not used."""
         if model is None:
             raise ValueError("ENorm balances weights: pass the model")
         depth = {name: i + 1 for i, group in enumerate(symmetry.groups) for name in group.divided}
         energies = {
-            name: self.c ** (-self.p * depth.get(name, 0)) * weight.detach().double().abs() ** self.p
+            name: self.c ** (-self.p * depth.get(name, 0))
+            * weight.detach().double().abs() ** self.p
             for name, weight in unwrap(model).named_parameters()
             if weight.dim() > 1 and name in symmetry.scalings
         }
@@ -70,7 +87,10 @@ class ENorm(Solver):
         # u = −p t where the criterion has u = 2 t
         lower, upper = -self.p / 2 * problem.upper, -self.p / 2 * problem.lower
         return replace(
-            problem, slope=torch.zeros_like(problem.slope), lower=lower.masked_fill(held, 0.0), upper=upper.masked_fill(held, 0.0)
+            problem,
+            slope=torch.zeros_like(problem.slope),
+            lower=lower.masked_fill(held, 0.0),
+            upper=upper.masked_fill(held, 0.0),
         )
 
     def solve(self, problem: Problem) -> Solution:
@@ -86,9 +106,12 @@ class ENorm(Solver):
         if self.cycles is not None and not solution.converged:
             message = f"cycles={self.cycles}, as asked for; cycles=None goes on to the optimum"
         return replace(
-            solution, log_scales=log_scales, objective_before=self.objective(problem, 0 * log_scales),
-            objective_after=self.objective(problem, log_scales), message=message,
-        )  # fmt: skip
+            solution,
+            log_scales=log_scales,
+            objective_before=self.objective(problem, 0 * log_scales),
+            objective_after=self.objective(problem, log_scales),
+            message=message,
+        )
 
     def objective(self, problem: Problem, log_scales: Tensor) -> float:
         """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p."""

@@ -1,12 +1,13 @@
 """The true optimum, on two levels.
 
-The Hessian of F is a weighted graph Laplacian less a rank-one term. Its slow modes are one common scale per layer, so the
-problem of those alone (one unknown per layer or residual stream) is solved first, then every layer is brought to its own exact
-minimum in turn. After that the layers of a network look random to each other: Newton's method converges in a few steps, each a
-handful of conjugate-gradient steps with the layers' system and the diagonal as the preconditioner.
+The Hessian of F is a weighted graph Laplacian less a rank-one term. Its slow modes are one common
+scale per layer, so the problem of those alone (one unknown per layer or residual stream) is solved
+first, then every layer is brought to its own exact minimum in turn. After that the layers of a
+network look random to each other: Newton's method converges in a few steps, each a handful of
+conjugate-gradient steps with the layers' system and the diagonal as the preconditioner.
 
-Bounds on u are kept by projection: units close to a bound that the gradient pushes outwards go there and are held (Bertsekas
-1982), and the gradient norm that is reported leaves them out.
+Bounds on u are kept by projection: units close to a bound that the gradient pushes outwards go
+there and are held (Bertsekas 1982), and the gradient norm that is reported leaves them out.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..problem import Point, Problem
 from .layer_scales import LARGEST_STEP, LayerScales
 from .layers import layers_of
+from .problem import Point, Problem
 from .solution import Solution
 from .solver import Solver
 
 CLOSE = 1e-3  # a gradient per parameter below which Newton's method needs no other start
 NEAR = 1e-3  # of a bound: closer than this a unit that would reach it goes there
-ROUNDING = 1e-8  # a gradient per parameter below which values of F may no longer tell better from worse
+# a gradient per parameter below which values of F may no longer tell better from worse
+ROUNDING = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,10 @@ class Exact(Solver):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.tolerance > 0 or self.max_steps < 1:
-            raise ValueError(f"Exact needs a positive tolerance and a step, not {self.tolerance} and {self.max_steps}")
+            raise ValueError(
+                f"Exact needs a positive tolerance and a step, not {self.tolerance} "
+                f"and {self.max_steps}"
+            )
 
     def solve(self, problem: Problem) -> Solution:
         """Newton steps until the gradient is as small as asked for, or as rounding allows."""
@@ -58,30 +63,46 @@ class Exact(Solver):
                 message = f"the gradient is {residual:.1e} per parameter, within the tolerance"
                 break
             if steps == self.max_steps:
-                message = f"{steps} Newton steps left a gradient of {residual:.1e} per parameter: allow more, or set a bound"
+                message = (
+                    f"{steps} Newton steps left a gradient of {residual:.1e} per parameter: allow "
+                    "more, or set a bound"
+                )
                 break
-            reach = point.gradient.abs() / point.laplacian_diagonal().clamp(min=1e-300)  # of a step along one coordinate
+            # of a step along one coordinate
+            reach = point.gradient.abs() / point.laplacian_diagonal().clamp(min=1e-300)
             arriving = point.outward(reach.clamp(1e-9, NEAR))
             free = ~arriving & has_parameters
             if not torch.equal(free, layers.free):
                 layers = LayerScales(problem, free)
             ends = torch.where(point.gradient < 0, problem.upper, problem.lower)
             snap = torch.where(arriving, ends - point.u, 0.0)
-            direction = snap + _newton_direction(point, layers, snap, max(accuracy, 0.3 * self.tolerance / residual))
+            direction = snap + _newton_direction(
+                point, layers, snap, max(accuracy, 0.3 * self.tolerance / residual)
+            )
             moved = _line_search(point, direction)
             if moved is None:
-                message = f"no step decreases F any further: the gradient of {residual:.1e} per parameter is rounding"
+                message = (
+                    f"no step decreases F any further: the gradient of {residual:.1e} per "
+                    "parameter is rounding"
+                )
                 break
             point, steps = moved, steps + 1
             accuracy = min(0.1, (point.residual / residual) ** 2)  # Eisenstat and Walker 1996
         return Solution(
-            log_scales=point.u / 2, objective_before=origin.value, objective_after=point.value, gradient_norm=residual,
-            iterations=steps, converged=residual <= max(self.tolerance, ROUNDING), message=message,
-        )  # fmt: skip
+            log_scales=point.u / 2,
+            objective_before=origin.value,
+            objective_after=point.value,
+            gradient_norm=residual,
+            iterations=steps,
+            converged=residual <= max(self.tolerance, ROUNDING),
+            message=message,
+        )
 
 
 def _start(origin: Point, layers: LayerScales) -> Point:
-    """The optimum over common scales of the layers, then over the units of one layer after the other; origin if that is no gain."""
+    """The optimum over common scales of the layers, then over the units of one layer after the
+    other; origin if that is no gain.
+    """
     problem = origin.problem
     if not problem.num_units:
         return origin
@@ -98,7 +119,9 @@ def _start(origin: Point, layers: LayerScales) -> Point:
 
 
 def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy: float) -> Tensor:
-    """d with ∇²F d ≈ −∇F on the free units once the others have moved by ``snap``, by preconditioned conjugate gradients."""
+    """d with ∇²F d ≈ −∇F on the free units once the others have moved by ``snap``, by
+    preconditioned conjugate gradients.
+    """
     diagonal, free = point.laplacian_diagonal(), layers.free
     inverse = torch.where((diagonal > 0) & free, 1 / diagonal, 0.0)
     solve = layers.solver(point)
@@ -106,7 +129,10 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
     def preconditioned(r: Tensor) -> Tensor:
         return inverse * r + layers.up(solve(layers.down(r)))
 
-    right = -(point.gradient + point.hessian_product(snap) if bool(snap.any()) else point.gradient) * free
+    right = (
+        -(point.gradient + point.hessian_product(snap) if bool(snap.any()) else point.gradient)
+        * free
+    )
     r, d = right, torch.zeros_like(right)
     z = preconditioned(r)
     q, rz, enough = z, float(r @ z), accuracy * float(r.norm())
@@ -126,7 +152,9 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
 
 
 def _line_search(point: Point, direction: Tensor) -> Point | None:
-    """The first of the halved steps that decreases F as much as its slope promises; None if rounding hides any decrease."""
+    """The first of the halved steps that decreases F as much as its slope promises; None if
+    rounding hides any decrease.
+    """
     problem = point.problem
     length = min(1.0, LARGEST_STEP / float(direction.abs().max().clamp(min=1e-300)))
     for _ in range(40):

@@ -1,4 +1,6 @@
-"""F restricted to moves in which all units of a layer move alike: a handful of unknowns, solved densely."""
+"""F restricted to moves in which all units of a layer move alike: a handful of unknowns, solved
+densely.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..problem import Block, Point, Problem
+from .problem import Block, Point, Problem
 
 LARGEST_STEP = 20.0  # of any u at once: e^20 is as far as a quadratic model can be trusted
 
@@ -16,9 +18,11 @@ LARGEST_STEP = 20.0  # of any u at once: e^20 is as far as a quadratic model can
 class LayerScales:
     """Directions w, one common move per layer; units that are not free stay.
 
-    The classes of a block that move alike are one *end* of it, so that the block has one energy per pair of ends:
+    The classes of a block that move alike are one *end* of it, so that the block has one energy per
+    pair of ends:
 
-        E(w) = E_rest + Σ_k e_k exp(−(D w)_k)        e   (pairs of ends,) at some u        D   (pairs of ends, layers)
+        E(w) = E_rest + Σ_k e_k exp(−(D w)_k)
+        e   (pairs of ends,) at some u        D   (pairs of ends, layers)
     """
 
     def __init__(self, problem: Problem, free: Tensor) -> None:
@@ -28,7 +32,8 @@ class LayerScales:
             self.layer_of[units] = layer
         moves, self.kind = self._moves(problem)  # (kinds, layers); kind of every class
         rows, columns = self.kind[problem.rows], self.kind[problem.columns]
-        # The energy of a pair of ends can be read off the point: by row where the columns are of one kind, else by column.
+        # The energy of a pair of ends can be read off the point: by row where the columns are of
+        # one kind, else by column.
         pair = torch.full_like(rows, -1), torch.full_like(columns, -1)
         self.mixed: list[tuple[int, Block]] = []
         found: list[Tensor] = []
@@ -55,12 +60,17 @@ class LayerScales:
         self.directions = self.ranks.concatenated(moves[ends[:, 0]] - moves[ends[:, 1]])
 
     def _moves(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """The distinct ways in which classes move with the layers, (kinds, layers), and which of them each class has."""
+        """The distinct ways in which classes move with the layers, (kinds, layers), and which of
+        them each class has.
+        """
         C, layers = problem.combination, self.layer_of[problem.combination.units]
         coefficients = C.coefficients * self.free[C.units]
-        code = torch.randint(2**52, (self.num_layers,), generator=torch.Generator().manual_seed(0)).to(layers.device)
+        code = torch.randint(
+            2**52, (self.num_layers,), generator=torch.Generator().manual_seed(0)
+        ).to(layers.device)
         key = torch.zeros(C.num_classes, dtype=torch.long, device=layers.device)
-        key.index_add_(0, C.classes, coefficients.long() * code[layers])  # equal for classes that move alike, and only those
+        # equal for classes that move alike, and only those
+        key.index_add_(0, C.classes, coefficients.long() * code[layers])
         distinct, kind = torch.unique(key, return_inverse=True)
         example = torch.zeros(len(distinct), dtype=torch.long, device=kind.device)
         example[kind] = torch.arange(len(kind), device=kind.device)
@@ -72,7 +82,9 @@ class LayerScales:
 
     def down(self, r: Tensor) -> Tensor:
         """Sum over the units of every layer, (layers,)."""
-        return torch.zeros(self.num_layers, dtype=torch.float64, device=r.device).index_add_(0, self.layer_of, r * self.free)
+        return torch.zeros(self.num_layers, dtype=torch.float64, device=r.device).index_add_(
+            0, self.layer_of, r * self.free
+        )
 
     def up(self, w: Tensor) -> Tensor:
         """One value per layer given to all its units, (num_units,)."""
@@ -81,7 +93,10 @@ class LayerScales:
     def energies(self, point: Point) -> Tensor:
         """e, (pairs of ends,)."""
         e = torch.zeros(self.own, dtype=torch.float64, device=self.free.device)
-        for values, pair in ((point.by_row, self.pair_of_row), (point.by_column, self.pair_of_column)):
+        for values, pair in (
+            (point.by_row, self.pair_of_row),
+            (point.by_column, self.pair_of_column),
+        ):
             e.index_add_(0, pair[pair >= 0], values[pair >= 0])
         for first, block in self.mixed:
             above, r = torch.unique(self.kind[block.rows], return_inverse=True)
@@ -93,8 +108,14 @@ class LayerScales:
         return self.ranks.concatenated(e)
 
     def minimum(self, point: Point, steps: int = 100) -> tuple[Tensor, float]:
-        """The w that minimises F along these directions from the point, (layers,), and E there: Newton, damped until it pays."""
-        p, slope, e = point.problem.num_parameters, self.down(point.problem.slope), self.energies(point)
+        """The w that minimises F along these directions from the point, (layers,), and E there:
+        Newton, damped until it pays.
+        """
+        p, slope, e = (
+            point.problem.num_parameters,
+            self.down(point.problem.slope),
+            self.energies(point),
+        )
         rest = point.problem.fixed  # every other parameter is between some pair of ends
 
         def energy_at(w: Tensor) -> float:
@@ -125,14 +146,20 @@ class LayerScales:
     def solver(self, point: Point) -> Callable[[Tensor], Tensor]:
         """The inverse of ∇²F at the point along these directions."""
         mean = self.down(point.energy_gradient) / point.energy
-        return _solver(self._hessian(self.energies(point) / point.energy, mean, point.problem.num_parameters))
+        return _solver(
+            self._hessian(self.energies(point) / point.energy, mean, point.problem.num_parameters)
+        )
 
     def _hessian(self, shares: Tensor, mean: Tensor, p: int) -> Tensor:
-        return p * (self.directions.T @ (shares[:, None] * self.directions) - torch.outer(mean, mean))
+        return p * (
+            self.directions.T @ (shares[:, None] * self.directions) - torch.outer(mean, mean)
+        )
 
 
 def _solver(matrix: Tensor, damping: float = 1e-12) -> Callable[[Tensor], Tensor]:
-    """x ↦ matrix⁻¹ x of a positive semidefinite matrix; along flat directions, where x is 0 but for rounding, next to nothing."""
+    """x ↦ matrix⁻¹ x of a positive semidefinite matrix; along flat directions, where x is 0 but for
+    rounding, next to nothing.
+    """
     diagonal = matrix.diagonal().clamp(min=0.0)
     diagonal = diagonal + 1e-3 * diagonal.mean() + 1e-300
     for ridge in (damping * 10**k for k in range(0, 20, 2)):

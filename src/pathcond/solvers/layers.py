@@ -1,10 +1,14 @@
-"""Units of a problem layer by layer: what leads into each and out of it, and the exact minimum over one of them or all.
+"""Units of a problem layer by layer: what leads into each and out of it, and the exact minimum over
+one of them or all.
 
-Along one unit h, with B and C the energy that leaves and enters it at u_h = 0 and E_rest all other energy,
+Along one unit h, with B and C the energy that leaves and enters it at u_h = 0 and E_rest all other
+energy,
 
-    E(u_h) = E_rest + B X + C / X,   X = e^{u_h}        F = p log E + A u_h        A: parameters in, less those out
+    E(u_h) = E_rest + B X + C / X,   X = e^{u_h}
+    F = p log E + A u_h,   A: parameters in, less those out
 
-At the minimum over any set of such units, B_h X_h − C_h / X_h = −a_h E with a = A/p: each X_h is a closed form of E alone.
+At the minimum over any set of such units, B_h X_h − C_h / X_h = −a_h E with a = A/p: each X_h is a
+closed form of E alone.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..problem import Block, Pairs, Problem
+from .problem import Block, Pairs, Problem
 
 CANCELLED = 1e-6  # a difference this much smaller than its terms has lost too many digits
 NEWTON_STEPS, PRECISION = 50, 1e-10  # on the energy of a layer's minimum
@@ -46,7 +50,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Layer:
-    """Units that no parameter connects with each other, each with one class of exponent 1 to itself.
+    """Units that no parameter connects with each other, each with one class of exponent 1 to
+    itself.
 
     Attributes:
         units, classes: (n,) positions in u and in v.
@@ -59,8 +64,12 @@ class Layer:
     outgoing: list[Side]
 
     def energies(self, problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
-        """C and B of every unit, (n,) each: what enters and what leaves it, its own scale taken out."""
-        into, out = (torch.zeros(len(self.units), dtype=torch.float64, device=v.device) for _ in range(2))
+        """C and B of every unit, (n,) each: what enters and what leaves it, its own scale taken
+        out.
+        """
+        into, out = (
+            torch.zeros(len(self.units), dtype=torch.float64, device=v.device) for _ in range(2)
+        )
         for total, sides in ((into, self.incoming), (out, self.outgoing)):
             for side in sides:
                 total.index_add_(0, side.members, side.sums(v))
@@ -78,11 +87,16 @@ class Layer:
         x, a = u[self.units].exp(), problem.slope[self.units] / problem.num_parameters
         low, high = problem.lower[self.units].exp(), problem.upper[self.units].exp()
         movable = ((into > 0) & (out > 0)) | ((into > 0) & (a > 0)) | ((out > 0) & (a < 0))
-        rest, product = self.rest(problem, v, energy, float((out * x + into / x).sum())), 2 * (into * out).sqrt()
+        rest, product = (
+            self.rest(problem, v, energy, float((out * x + into / x).sum())),
+            2 * (into * out).sqrt(),
+        )
         for _ in range(NEWTON_STEPS):  # on E = E_rest + Σ_h (B_h X_h + C_h / X_h)
             root = torch.hypot(a * energy, product)
             # Of the two forms of the solution, the one without cancellation.
-            best = torch.where(a > 0, 2 * into / (root + a * energy), (root - a * energy) / (2 * out))
+            best = torch.where(
+                a > 0, 2 * into / (root + a * energy), (root - a * energy) / (2 * out)
+            )
             x = torch.where(movable, best, x).clamp(low, high)
             following = torch.where(movable & (x > low) & (x < high), a * a / root, 0.0)
             gap, slope = torch.stack([(out * x + into / x).sum(), following.sum()]).tolist()
@@ -90,13 +104,16 @@ class Layer:
             energy = max(energy + step, energy / 16)
             if abs(step) <= PRECISION * energy:
                 break
-        u[self.units] = v[self.classes] = x.log().clamp(problem.lower[self.units], problem.upper[self.units])
+        u[self.units] = v[self.classes] = x.log().clamp(
+            problem.lower[self.units], problem.upper[self.units]
+        )
         return rest + gap
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of any kind: with several classes, exponents other than ±1, or parameters to others of its layer.
+    """A unit of any kind: with several classes, exponents other than ±1, or parameters to others of
+    its layer.
 
     Attributes:
         unit: Position in u.
@@ -113,7 +130,9 @@ class Unit:
             return energy
         rest, old = max(energy - sum(sums.values()), 0.0), float(u[self.unit])
         limits = (float(problem.lower[self.unit]) - old, float(problem.upper[self.unit]) - old)
-        delta = _minimum(sums, rest, float(problem.slope[self.unit]), problem.num_parameters, limits)
+        delta = _minimum(
+            sums, rest, float(problem.slope[self.unit]), problem.num_parameters, limits
+        )
         u[self.unit] += delta
         v += delta * self.exponents
         return rest + sum(s * math.exp(-k * delta) for k, s in sums.items())
@@ -140,9 +159,16 @@ class Unit:
         return {k: s for k, s in sums.items() if s > 0}
 
 
-def _minimum(sums: dict[float, float], rest: float, slope: float, p: int, limits: tuple[float, float]) -> float:
-    """argmin over δ of p log(rest + Σ_k S_k e^{−kδ}) + slope · δ, a convex function, by Newton with bisection."""
-    low, high = max(limits[0], -700.0 / max(map(abs, sums))), min(limits[1], 700.0 / max(map(abs, sums)))
+def _minimum(
+    sums: dict[float, float], rest: float, slope: float, p: int, limits: tuple[float, float]
+) -> float:
+    """argmin over δ of p log(rest + Σ_k S_k e^{−kδ}) + slope · δ, a convex function, by Newton with
+    bisection.
+    """
+    low, high = (
+        max(limits[0], -700.0 / max(map(abs, sums))),
+        min(limits[1], 700.0 / max(map(abs, sums))),
+    )
     delta = 0.0
     for _ in range(200):
         terms = [(k, s * math.exp(-k * delta)) for k, s in sums.items()]
@@ -160,7 +186,9 @@ def _minimum(sums: dict[float, float], rest: float, slope: float, p: int, limits
 
 
 def in_layers(problem: Problem) -> Iterator[Layer | Unit]:
-    """The units in order: whole layers where they are independent of each other, single units otherwise."""
+    """The units in order: whole layers where they are independent of each other, single units
+    otherwise.
+    """
     C = problem.combination
     for units, layer in zip(problem.groups, layers_of(problem), strict=True):
         if layer is not None:
@@ -178,11 +206,17 @@ def layers_of(problem: Problem) -> Iterator[Layer | None]:
     sides = _Sides(problem, own)
     for group, units in enumerate(problem.groups):
         plain = bool((own[units] >= 0).all()) and group not in sides.coupled
-        yield Layer(units, own[units], sides.incoming[group], sides.outgoing[group]) if plain else None
+        yield (
+            Layer(units, own[units], sides.incoming[group], sides.outgoing[group])
+            if plain
+            else None
+        )
 
 
 def _own_classes(problem: Problem) -> Tensor:
-    """The class that a unit has to itself and with exponent 1, (num_units,); -1 where it is otherwise."""
+    """The class that a unit has to itself and with exponent 1, (num_units,); -1 where it is
+    otherwise.
+    """
     C = problem.combination
     per_unit = torch.bincount(C.units, minlength=problem.num_units)
     per_class = torch.bincount(C.classes, minlength=C.num_classes)
@@ -202,7 +236,9 @@ class _Sides:
 
     def __init__(self, problem: Problem, own: Tensor) -> None:
         # layer and position in it of every class; -1 for classes of no single unit
-        self.layer, self.place = (torch.full((problem.combination.num_classes,), -1, device=own.device) for _ in range(2))
+        self.layer, self.place = (
+            torch.full((problem.combination.num_classes,), -1, device=own.device) for _ in range(2)
+        )
         for layer, units in enumerate(problem.groups):
             plain = (own[units] >= 0).nonzero().flatten()
             self.layer[own[units[plain]]] = layer
@@ -222,7 +258,11 @@ class _Sides:
         self._cut(pairs.columns, pairs.rows, pairs.energy, -1)
         rows, columns = self.layer[pairs.rows], self.layer[pairs.columns]
         self.coupled |= set(rows[rows == columns].unique().tolist())
-        seen = torch.tensor([layer in self.coupled for layer in range(len(problem.groups))], dtype=torch.float64, device=own.device)
+        seen = torch.tensor(
+            [layer in self.coupled for layer in range(len(problem.groups))],
+            dtype=torch.float64,
+            device=own.device,
+        )
         self.coupled = set(problem.ranks.maximum(seen).nonzero().flatten().tolist())
 
     def _cut(self, ends: Tensor, others: Tensor, energy: Tensor, sign: int) -> None:
@@ -236,6 +276,12 @@ class _Sides:
                 sides[present[0]].append(Side(place, others, energy, sign))
             return
         order = layers.argsort(stable=True)
-        for at, layer in zip(order.split(torch.bincount(layers + 1).tolist()), range(-1, int(layers.max()) + 1), strict=True):
+        for at, layer in zip(
+            order.split(torch.bincount(layers + 1).tolist()),
+            range(-1, int(layers.max()) + 1),
+            strict=True,
+        ):
             if layer >= 0 and len(at):
-                sides[layer].append(Side(place[at], others if energy.dim() == 2 else others[at], energy[at], sign))
+                sides[layer].append(
+                    Side(place[at], others if energy.dim() == 2 else others[at], energy[at], sign)
+                )

@@ -8,13 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..problem import Problem
+from .problem import Problem
 from .solution import Solution
 from .solver import Solver
 
 
-def to_powers_of_two(solution: Solution, solver: Solver, problem: Problem, bounds: tuple[Tensor, Tensor]) -> Solution:
-    """The solution with every λ a power of two within its bounds: the nearest, or towards 1, or 1, whichever is best.
+def to_powers_of_two(
+    solution: Solution, solver: Solver, problem: Problem, bounds: tuple[Tensor, Tensor]
+) -> Solution:
+    """The solution with every λ a power of two within its bounds: the nearest, or towards 1, or 1,
+    whichever is best.
 
     Args:
         solution: Of ``solver`` on ``problem``.
@@ -30,5 +33,8 @@ def to_powers_of_two(solution: Solution, solver: Solver, problem: Problem, bound
         choices.append((solver.objective(problem, log_scales), log_scales))
     least, log_scales = min(choices, key=lambda choice: choice[0])
     return replace(
-        solution, log_scales=log_scales, objective_after=least, message=f"{solution.message}; then rounded to powers of two"
+        solution,
+        log_scales=log_scales,
+        objective_after=least,
+        message=f"{solution.message}; then rounded to powers of two",
     )

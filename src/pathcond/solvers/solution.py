@@ -15,7 +15,8 @@ class Solution:
     Attributes:
         log_scales: log λ per unit, (num_units,) float64: t = u/2.
         objective_before, objective_after: F at scale 1 and at ``log_scales``.
-        gradient_norm: Euclidean norm of ∇F there, divided by p; of a bounded problem, of its projection.
+        gradient_norm: Euclidean norm of ∇F there, divided by p; of a bounded problem, of its
+            projection.
         iterations: Sweeps or Newton steps.
         converged: Whether the solver's own tolerance was met.
         message: Why it stopped and, if it did not converge, what to do.
@@ -32,5 +33,12 @@ class Solution:
     @classmethod
     def nothing(cls, num_units: int, reason: str) -> Solution:
         """Every unit at scale 1, because there is nothing to solve."""
-        return cls(log_scales=torch.zeros(num_units, dtype=torch.float64), objective_before=0.0, objective_after=0.0,
-                   gradient_norm=0.0, iterations=0, converged=True, message=reason)  # fmt: skip
+        return cls(
+            log_scales=torch.zeros(num_units, dtype=torch.float64),
+            objective_before=0.0,
+            objective_after=0.0,
+            gradient_norm=0.0,
+            iterations=0,
+            converged=True,
+            message=reason,
+        )

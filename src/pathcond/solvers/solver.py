@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ..problem import Problem
-from ..symmetry import Symmetry
+from ..symmetry.symmetry import Symmetry
+from .problem import Problem
 from .solution import Solution
 
 
@@ -27,10 +27,16 @@ class Solver(ABC):
 
     def __post_init__(self) -> None:
         if self.max_log_scale is not None and not self.max_log_scale > 0:
-            raise ValueError(f"max_log_scale bounds |log λ| and must be positive, not {self.max_log_scale}")
+            raise ValueError(
+                f"max_log_scale bounds |log λ| and must be positive, not {self.max_log_scale}"
+            )
 
     def problem(
-        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None, bounds: tuple[Tensor, Tensor] | None
+        self,
+        symmetry: Symmetry,
+        g: Mapping[str, Tensor],
+        model: nn.Module | None,
+        bounds: tuple[Tensor, Tensor] | None,
     ) -> Problem:
         """What it solves: the criterion of the paper, unless it has one of its own."""
         return Problem.of(symmetry, g, bounds)

@@ -1,0 +1,103 @@
+"""Writes the page of the docs that sets the paper's claims beside our measurements, from the rows
+of a folder of results:
+
+    python -m pathcond_paper.document results/paper docs/reproduction.md
+
+The drawings are written to the folder of results.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from . import load
+from .page import Reproduction, counts, gathered
+from .sweep.sweep import draw
+
+HEAD = """# The paper, reproduced
+
+Every figure and table of the paper with its claims: reproduced, better (the paper's own method was
+surpassed), not reproduced, or not run. Where the paper gives no number to hold a sentence against,
+the bound that decides is ours ("about 20 epochs earlier": at least 10; "smaller": by more than 0.1
+%; "grows": a rank correlation below -0.1) and stands in the `claims` of the figure's module; the
+numbers are beside every verdict. Generated from the rows of results by `make docs`; `pathcond
+report` makes a page of the same with all numbers.
+"""
+
+
+def write(folder: Path, out: Path) -> None:
+    """Write the page, and the drawings into the folder of results."""
+    for figure in gathered(folder):
+        if figure.rows:
+            draw(load(figure.name), figure.rows, folder)
+    out.write_text(page(folder, out), encoding="utf-8")
+
+
+def page(folder: Path, out: Path) -> str:
+    """The page in Markdown.
+
+    Args:
+        folder: Of results.
+        out: Where the page will be; links are relative to there.
+    """
+    figures = gathered(folder)
+    total = counts([claim for figure in figures for claim in figure.claims])
+    parts = [HEAD, _table(("claims", *total), [("number", *map(str, total.values()))])]
+    for figure in figures:
+        if figure.rows:
+            parts += _section(figure, folder, out)
+    missing = [figure for figure in figures if not figure.rows]
+    if missing:
+        parts += ["## Not run\n", *_not_run(missing)]
+    return "\n".join(parts)
+
+
+def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
+    yield f"## {_text(figure.title)}\n"
+    for name in figure.drawings:
+        path = Path(os.path.relpath(folder / f"{name}.png", out.parent)).as_posix()
+        yield f"![{_text(figure.title)}]({quote(path)})\n"
+    claims = [
+        (_text(claim.paper), _text(claim.measured or "–"), f"**{claim.verdict}**")
+        for claim in figure.claims
+    ]
+    yield _table(("paper", "measured", "verdict"), claims)
+    if figure.made:
+        facts = "; ".join(f"{key}: {value}" for key, value in figure.made.facts.items())
+        left = f" Not run: {_text(figure.made.left)}." if figure.made.left else ""
+        runs = f"{_text(figure.made.runs)}.{left} {_text(facts)}"
+        yield f"`{figure.name}` ({_text(figure.labels)}), {runs}.\n"
+        yield "".join(
+            f"    {line}\n" for command in figure.made.commands for line in command.splitlines()
+        )
+
+
+def _not_run(figures: list[Reproduction]) -> Iterator[str]:
+    for figure in figures:
+        yield f"### {_text(figure.title)}\n"
+        yield f"`{figure.name}` ({_text(figure.labels)})\n"
+        yield f"    {figure.command}\n"
+        yield "".join(f"- {_text(claim.paper)}\n" for claim in figure.claims)
+
+
+def _table(head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ("---",) * len(head), *lines))
+
+
+def _text(text: str) -> str:
+    """Text that Markdown shows as it is, in one line.
+
+    >>> _text("a|b <i> [x](y)")
+    'a\\\\|b &lt;i&gt; \\\\[x\\\\](y)'
+    """
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", text)
+
+
+if __name__ == "__main__":
+    write(*map(Path, sys.argv[1:]))

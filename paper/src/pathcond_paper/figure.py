@@ -1,0 +1,98 @@
+"""What a module of a figure offers, and the nouns that pass between it, the sweep and the
+report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+Job = dict[str, Any]  # settings that identify a run: strings, numbers, lists of them
+Result = dict[str, Any]  # what came out: the same, and NaN
+Preset = Literal["smoke", "cpu", "paper"]
+PRESETS: tuple[Preset, ...] = ("smoke", "cpu", "paper")
+Verdict = Literal["reproduced", "better", "not reproduced", "not run"]
+# the share that is done, and a few words on what is being done
+Progress = Callable[[float, str], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished run.
+
+    Attributes:
+        job: What identifies it.
+        result: What came out.
+        origin: How it was made: command, device, versions, commit, date.
+    """
+
+    job: Job
+    result: Result
+    origin: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where runs are computed.
+
+    Attributes:
+        device: A torch device.
+        data: Folder of the data sets; None for the default one.
+    """
+
+    device: str = "cpu"
+    data: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence of the paper beside what was measured.
+
+    Attributes:
+        paper: What it says, with its label.
+        measured: What came out here, with numbers, seeds and spread.
+        verdict: "better" if the paper's own method was surpassed, "not run" if rows are missing.
+    """
+
+    paper: str
+    measured: str
+    verdict: Verdict
+
+
+class Figure(Protocol):
+    """A module of this package.
+
+    Attributes:
+        DATASETS: By preset, names of the data sets that ``run`` reads; empty if it makes its own.
+    """
+
+    DATASETS: Mapping[Preset, Sequence[str]]
+
+    def jobs(self, preset: Preset, seeds: int | None = None) -> list[Job]:
+        """All runs of a preset; ``seeds`` replaces its number of repetitions."""
+
+    def together(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """The runs that share work or a device, as lists; each is one task for one process."""
+
+    def run(
+        self, jobs: Sequence[Job], place: Place, progress: Progress
+    ) -> Iterator[tuple[Job, Result]]:
+        """Compute one such list; yields each run as soon as it is finished."""
+
+    def plot(self, rows: Sequence[Row]) -> dict[str, Drawing]:
+        """Drawings by file name without suffix, the figure's own name first; whatever rows there
+        are.
+        """
+
+    def table(self, rows: Sequence[Row]) -> str:
+        """The rows as text for the terminal, beside the paper's values."""
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """The paper's claims that this figure is about, each with its verdict; "not run" without
+        rows.
+        """

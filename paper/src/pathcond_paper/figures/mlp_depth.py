@@ -1,0 +1,445 @@
+"""MLPs with BatchNorm on CIFAR-10, 2 to 8 hidden layers of 500: epochs to 99 % training accuracy,
+and the same over learning rates (``fig:cifar10_fc``, ``fig:conv_speed_all_lrs``, ``sec:faster``).
+
+Training accuracy is taken after the epoch, in eval mode, over the whole training set; that of the
+steps themselves, in train mode and with weights that still move, is told beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from pathcond.networks import mlp
+
+from ..figure import (
+    Claim,
+    Job,
+    Place,
+    Preset,
+    Progress,
+    Result,
+    Row,
+    Verdict,
+)
+from ..sweep.selection import (
+    matched,
+    mean,
+    seeds_of,
+    settings_of,
+    spread,
+    where,
+)
+from ..training.methods import AT_OTHER_RATES, METHODS, RATE, at_rates
+from ..training.training import Settings, epochs_to, grouped, trained
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+TARGET = 0.99
+OTHER_RATES = (1e-4, 1e-2, 1e-1)
+FITTED, RUNNING = "fitted_accuracy", "train_accuracy"  # after an epoch, and over its steps
+INPUTS = {"cifar10": 3072, "digits": 64}
+DATASETS: dict[Preset, tuple[str, ...]] = {
+    "smoke": ("digits",),
+    "cpu": ("digits",),
+    "paper": ("cifar10",),
+}
+
+
+# Depths with the greatest gain first: a sweep that is cut short has those.
+# with width, depths and number of seeds
+PRESETS: dict[Preset, tuple[Settings, int, tuple[int, ...], int]] = {
+    "smoke": (Settings(dataset="digits", epochs=8, batch=64, teleport_every=50), 48, (2, 4), 1),
+    "cpu": (Settings(dataset="digits", epochs=60, batch=64, teleport_every=100), 128, (3, 5, 8), 2),
+    "paper": (Settings(dataset="cifar10", epochs=100), 500, (3, 5, 8, 2, 4, 6, 7), 3),
+}
+
+
+def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
+    """All methods at the paper's learning rate; at the others all in the preset "paper", else
+    three.
+    """
+    settings, width, depths, repetitions = PRESETS[preset]
+    return [
+        asdict(settings)
+        | {"width": width, "depth": depth, "learning_rate": rate, "method": method, "seed": seed}
+        for depth in depths
+        for rate, method in at_rates(OTHER_RATES, preset)
+        for seed in range(seeds or repetitions)
+    ]
+
+
+def together(jobs: Sequence[Job]) -> list[list[Job]]:
+    """All runs of one depth."""
+    return grouped(jobs)
+
+
+def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
+    """Train them as one stack."""
+    yield from trained(jobs, partial(network, jobs[0]), place, progress, fitted=True)
+
+
+def network(job: Job, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
+    """The MLP of a job."""
+    hidden = (job["width"],) * job["depth"]
+    return mlp(hidden, inputs=INPUTS[job["dataset"]], batch_norm=True, activation=activation)
+
+
+def epochs(rows: Sequence[Row], accuracy: str = FITTED, **settings: object) -> list[float]:
+    """Epochs to the target of the runs with these settings; infinity where it was not reached."""
+    return [epochs_to(TARGET, row.result[accuracy]) for row in where(rows, **settings)]
+
+
+def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
+    """Epochs to the target over parameters, curves of one depth, and the same over learning
+    rates.
+    """
+    drawings = {"mlp-depth": depth_drawing(where(rows, learning_rate=RATE))}
+    if len(settings_of(rows, "learning_rate")) > 1:
+        drawings["mlp-depth-rates"] = _rates_drawing(rows)
+    return drawings
+
+
+def depth_drawing(rows: Sequence[Row]) -> Drawing:
+    """The paper's three panels."""
+    from ..style import band, legend_below, method_style, panels
+
+    drawing, (left, middle, right) = panels(1, 3)
+    _epochs_panel(left, rows)
+    left.set_title(f"epochs to {TARGET:.0%}")
+    depths = settings_of(rows, "depth")
+    shown = 3 if 3 in depths else depths[0] if depths else None
+    for method in METHODS:
+        found = where(rows, depth=shown, method=method)
+        if found:
+            style = method_style(method)
+            steps = range(1, len(found[0].result["train_loss"]) + 1)
+            band(
+                middle,
+                steps,
+                [[100 * a for a in row.result["fitted_accuracy"]] for row in found],
+                **style,
+            )
+            band(right, steps, [row.result["fitted_loss"] for row in found], **style)
+    middle.set(title=f"{shown} hidden layers", xlabel="epoch", ylabel="training accuracy, %")
+    right.set(title=f"{shown} hidden layers", xlabel="epoch", ylabel="training loss", yscale="log")
+    legend_below(drawing, (left, middle))
+    return drawing
+
+
+def _rates_drawing(rows: Sequence[Row]) -> Drawing:
+    from ..style import legend_below, panels
+
+    rates = settings_of(rows, "learning_rate")
+    drawing, axes = panels(1, len(rates), width=2.8)
+    for panel, rate in zip(axes, rates, strict=True):
+        _epochs_panel(
+            panel,
+            [row for row in where(rows, learning_rate=rate) if row.job["method"] in AT_OTHER_RATES],
+        )
+        panel.set_title(f"learning rate {rate:g}")
+    legend_below(drawing, axes)
+    return drawing
+
+
+def _epochs_panel(axes: Axes, rows: Sequence[Row]) -> None:
+    """Epochs to the target over the number of parameters; an open marker on the upper edge where a
+    run never got there.
+    """
+    from ..style import band, method_style
+
+    longest = max((row.job["epochs"] for row in rows), default=1)
+    for method in METHODS:
+        style = method_style(method, markers=True)
+        points = {
+            depth: epochs(rows, depth=depth, method=method)
+            for depth in settings_of(where(rows, method=method), "depth")
+        }
+        if not points:
+            continue
+        x = [_parameters(rows[0].job, depth) / 1e6 for depth in points]
+        seeds = min(map(len, points.values()))
+        reached = [
+            [found[seed] if math.isfinite(found[seed]) else math.nan for found in points.values()]
+            for seed in range(seeds)
+        ]
+        band(axes, x, reached, **style)
+        never = [
+            at for at, found in zip(x, points.values(), strict=True) if any(map(math.isinf, found))
+        ]
+        if never:
+            look = {"color": style["color"], "markerfacecolor": "none", "clip_on": False}
+            axes.plot(never, [longest] * len(never), style["marker"], **look)
+    axes.set(xlabel="parameters, millions", ylabel="epochs", ylim=(0, longest * 1.02))
+
+
+def _parameters(job: Job, depth: int) -> int:
+    width, inputs = job["width"], INPUTS[job["dataset"]]
+    return inputs * width + (depth - 1) * width**2 + 2 * depth * width + 10 * width + 10
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Epochs to the target, best test accuracy, and how far accuracy falls again, by learning rate,
+    depth and method.
+    """
+    reached = (
+        f"Epochs to {TARGET:.0%} training accuracy, mean ± deviation over seeds [best test "
+        "accuracy, %]"
+    )
+    after = f"Least training accuracy after {TARGET:.0%} was first reached, of all seeds, %"
+    return "\n".join([reached, *_by_depth(rows, _cell), "", after, *_by_depth(rows, _least_after)])
+
+
+def _by_depth(rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> Iterator[str]:
+    for rate in settings_of(rows, "learning_rate"):
+        here = where(rows, learning_rate=rate)
+        yield from (
+            "",
+            f"learning rate {rate:g}",
+            _line("", [f"{depth} layers" for depth in settings_of(here, "depth")]),
+        )
+        for method in METHODS:
+            if where(here, method=method):
+                cells = [
+                    cell(where(here, method=method, depth=depth))
+                    for depth in settings_of(here, "depth")
+                ]
+                yield _line(METHODS[method].title, cells)
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"  {name:<32}" + "".join(f"{cell:>22}" for cell in cells)
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "–"
+    found = epochs(rows)
+    if any(not math.isfinite(row.result["fitted_loss"][-1]) for row in rows):
+        text = "diverged"
+    else:
+        text = f"> {rows[0].job['epochs']}" if any(map(math.isinf, found)) else spread(found)
+    return f"{text} [{100 * mean([max(row.result['test_accuracy']) for row in rows]):.1f}]"
+
+
+def _least_after(rows: Sequence[Row]) -> str:
+    curves = [row.result[FITTED] for row in rows]
+    least = [
+        min(curve[int(first) - 1 :])
+        for curve in curves
+        if math.isfinite(first := epochs_to(TARGET, curve))
+    ]
+    return f"{100 * min(least):.1f}" if least else "–"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How a method fares beside the baseline at one depth.
+
+    Attributes:
+        times: How many times fewer epochs it takes to the target; 0 if it does not get there in
+            every run.
+        bound: Whether that is a lower bound, the baseline having stopped short.
+    """
+
+    times: float
+    bound: bool
+
+    def __str__(self) -> str:
+        if not self.times:
+            return "neither" if self.bound else "never"
+        return f"{'≥ ' * self.bound}{self.times:.2f}×"
+
+
+def speedups(rows: Sequence[Row], method: str, accuracy: str = FITTED) -> dict[int, Speedup]:
+    """By depth, over the seeds that both the method and the baseline have."""
+    found = {}
+    for depth in settings_of(rows, "depth"):
+        pairs = matched(where(rows, depth=depth), "baseline", method)
+        if pairs:
+            longest = rows[0].job["epochs"]
+            baseline, ours = (epochs(runs, accuracy) for runs in zip(*pairs, strict=True))
+            times = mean([min(epoch, longest) for epoch in baseline]) / mean(ours)
+            found[depth] = Speedup(times, any(map(math.isinf, baseline)))
+    return found
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    """What sec:faster says of depth, of ENorm and of the learning rate, and sec:experiments of
+    generalization.
+    """
+    here = where(rows, learning_rate=RATE)
+    return [*depth_claims(here), *_rate_claims(rows), _generalizes(here)]
+
+
+def depth_claims(rows: Sequence[Row]) -> list[Claim]:
+    """The claims at the paper's learning rate."""
+    paper, ours = speedups(rows, "paper"), speedups(rows, "default")
+    return [_faster(rows, paper, ours), _smaller(rows), _strongest(rows, paper), _enorm(rows)]
+
+
+def _faster(rows: Sequence[Row], paper: dict[int, Speedup], ours: dict[int, Speedup]) -> Claim:
+    text = "PathCond reaches 99 % up to 1.5 times faster at the same learning rate (sec:faster)"
+    seeds = seeds_of(matched(rows, "baseline", "paper") or matched(rows, "baseline", "default"))
+    running = "; ".join(
+        f"{what} {_told(speedups(rows, method, RUNNING))}"
+        for what, method in (("as in the paper", "paper"), ("default", "default"))
+    )
+    measured = (
+        f"fewer epochs than the baseline, as in the paper {_told(paper)}; default {_told(ours)} "
+        f"({seeds}). "
+        f"By the accuracy of the steps themselves, in train mode: {running}"
+    )
+    if not paper:
+        return Claim(paper=text, measured=measured if ours else "", verdict="not run")
+    most, better = (
+        max((found.times for found in by_depth.values()), default=0.0) for by_depth in (paper, ours)
+    )
+    verdict: Verdict = (
+        "better" if better > max(most, 1.5) else "reproduced" if most >= 1.4 else "not reproduced"
+    )
+    return Claim(paper=text, measured=measured, verdict=verdict)
+
+
+def _smaller(rows: Sequence[Row]) -> Claim:
+    text = (
+        "A model of 2.5M parameters (5 hidden layers) matches baselines of 3.25M (8) (sec:faster)"
+    )
+    small, large = epochs(rows, depth=5, method="paper"), epochs(rows, depth=8, method="baseline")
+    if not small or not large:
+        return Claim(paper=text, measured="", verdict="not run")
+    sizes = [f"{_parameters(rows[0].job, depth) / 1e6:.2g}M" for depth in (5, 8)]
+    measured = (
+        f"5 layers ({sizes[0]}) as in the paper {spread(small)} epochs, default "
+        f"{spread(epochs(rows, depth=5, method='default'))}; baseline of 8 layers ({sizes[1]}) "
+        f"{spread(large)}"
+    )
+    return Claim(
+        paper=text,
+        measured=measured,
+        verdict="reproduced" if mean(small) <= mean(large) < math.inf else "not reproduced",
+    )
+
+
+def _strongest(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
+    """Over the depths at which the baseline reaches the target: elsewhere its gain is not known."""
+    text = (
+        "The network of 3 hidden layers gains most, deeper ones less but consistently (sec:faster)"
+    )
+    known = {depth: found for depth, found in paper.items() if not found.bound}
+    if 3 not in known or len(known) < 2:
+        return Claim(paper=text, measured="", verdict="not run")
+    most = known[3].times >= max(found.times for found in known.values())
+    gains = all(found.times > 1 for found in known.values())
+    points = _points(gains_by(rows, "depth", "paper"))
+    measured = (
+        f"as in the paper {_told(paper)}; points of training accuracy above the baseline, mean "
+        f"over epochs: {points}"
+    )
+    return Claim(
+        paper=text, measured=measured, verdict="reproduced" if most and gains else "not reproduced"
+    )
+
+
+def _enorm(rows: Sequence[Row]) -> Claim:
+    text = "ENorm does not yield improvements (sec:faster)"
+    step, epoch = speedups(rows, "enorm"), speedups(rows, "enorm-epoch")
+    if not step:
+        return Claim(paper=text, measured="", verdict="not run")
+    none = all(found.times < 1.1 for found in step.values())
+    measured = (
+        f"fewer epochs than the baseline, every step {_told(step)}; every epoch {_told(epoch)}"
+    )
+    return Claim(paper=text, measured=measured, verdict="reproduced" if none else "not reproduced")
+
+
+def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
+    small = (
+        "It matches or exceeds the baseline at small to moderate learning rates, most at small "
+        "ones (sec:faster)"
+    )
+    large = (
+        "At larger learning rates the effect becomes less pronounced, yet remains comparable "
+        "(sec:faster, fig:conv_speed_all_lrs)"
+    )
+    gains = {method: gains_by(rows, "learning_rate", method) for method in ("paper", "default")}
+    low, high = (
+        [gain for rate, gain in gains["paper"].items() if (rate <= RATE) == is_low]
+        for is_low in (True, False)
+    )
+    if not low or not high:
+        return [Claim(paper=text, measured="", verdict="not run") for text in (small, large)]
+    told = "; ".join(
+        f"{METHODS[method].title}: {_points(by_rate)}" for method, by_rate in gains.items()
+    )
+    seeds = ", ".join(
+        f"{seeds_of(matched(where(rows, learning_rate=rate), 'baseline', 'paper'))} at {rate:g}"
+        for rate in gains["paper"]
+    )
+    measured = (
+        f"points of training accuracy above the baseline, mean over epochs and depths: {told} "
+        f"({seeds})"
+    )
+    held, fades = min(low) > -0.5 and max(low) >= max(high), -2 < high[-1] < max(low)
+    return [
+        Claim(paper=small, measured=measured, verdict="reproduced" if held else "not reproduced"),
+        Claim(paper=large, measured=measured, verdict="reproduced" if fades else "not reproduced"),
+    ]
+
+
+def _generalizes(rows: Sequence[Row]) -> Claim:
+    text = (
+        "The same accuracy in up to 1.5 times fewer epochs without compromising generalization "
+        "(sec:experiments)"
+    )
+    paper, ours = (
+        gains_by(rows, "depth", method, of=_best_test) for method in ("paper", "default")
+    )
+    if not paper:
+        return Claim(paper=text, measured="", verdict="not run")
+    measured = (
+        f"points of best test accuracy above the baseline, as in the paper {_points(paper)}; "
+        f"default {_points(ours)} "
+        f"({seeds_of(matched(rows, 'baseline', 'paper'))})"
+    )
+    verdict: Verdict = "reproduced" if min(paper.values()) >= -0.5 else "not reproduced"
+    if verdict == "not reproduced" and ours and min(ours.values()) >= 0:
+        verdict = "better"
+    return Claim(paper=text, measured=measured, verdict=verdict)
+
+
+def _best_test(row: Row) -> float:
+    return max(row.result["test_accuracy"])
+
+
+def _mean_accuracy(row: Row) -> float:
+    return mean(row.result[FITTED])
+
+
+def gains_by(
+    rows: Sequence[Row], setting: str, method: str, of: Callable[[Row], float] = _mean_accuracy
+) -> dict[float, float]:
+    """Points above the baseline by a setting, over the runs that both have; if not told of what, of
+    accuracy over all epochs.
+    """
+    found = {}
+    for value in settings_of(rows, setting):
+        pairs = matched(where(rows, **{setting: value}), "baseline", method)
+        if pairs:
+            found[value] = 100 * mean([of(ours) - of(baseline) for baseline, ours in pairs])
+    return found
+
+
+def _points(gains: dict[float, float]) -> str:
+    return ", ".join(f"{gain:+.1f} at {setting:g}" for setting, gain in gains.items()) or "not run"
+
+
+def _told(by_depth: dict[int, Speedup]) -> str:
+    return ", ".join(f"{found} at {depth}" for depth, found in by_depth.items()) or "not run"

@@ -1,0 +1,237 @@
+"""GELU and SiLU in place of ReLU: how much a rescaling then changes the outputs, over depth, and
+training (``fig:gelu_silu``, ``fig:cifar10_fc_gelu``, ``sec:gelu``).
+
+Smooth activations are not homogeneous, so rescaling is approximate (``approximate=True``); scales
+are bounded by |u| ≤ 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pathcond.condition import condition_
+from pathcond.networks import mlp
+
+from ..figure import (
+    Claim,
+    Job,
+    Place,
+    Preset,
+    Progress,
+    Result,
+    Row,
+)
+from ..sweep.selection import deviation, mean, settings_of, spread, where
+from ..training.methods import AT_OTHER_RATES, METHODS, RATE
+from ..training.training import grouped, trained
+from . import mlp_depth
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}
+SAMPLES = 256  # inputs from N(0, I) on which outputs are compared
+DATASETS = mlp_depth.DATASETS
+DIFFERENCES: dict[Preset, tuple[int, tuple[int, ...], int]] = {  # width, hidden layers, seeds
+    "smoke": (32, (1, 3), 2),
+    "cpu": (200, (1, 2, 4, 8), 5),
+    "paper": (500, (1, 2, 3, 4, 5, 6, 7, 8), 10),
+}
+TRAINED: dict[Preset, dict[str, Any]] = {  # what differs from the figure with ReLU
+    "smoke": {"epochs": 2},
+    "cpu": {"epochs": 40},
+    "paper": {},
+}
+
+
+def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
+    """Differences of outputs for both activations, then training with GELU."""
+    width, depths, repetitions = DIFFERENCES[preset]
+    differences = [
+        {
+            "part": "difference",
+            "activation": activation,
+            "width": width,
+            "depth": depth,
+            "method": method,
+            "learning_rate": None,
+            "seed": seed,
+        }
+        for activation in ACTIVATIONS
+        for depth in depths
+        for method in ("paper", "default")
+        for seed in range(seeds or repetitions)
+    ]
+    settings, width, depths, repetitions = mlp_depth.PRESETS[preset]
+    shared = asdict(replace(settings, **TRAINED[preset])) | {
+        "part": "training",
+        "activation": "gelu",
+        "learning_rate": RATE,
+    }
+    training = [
+        shared | {"width": width, "depth": depth, "method": method, "seed": seed}
+        for depth in depths
+        for methods in (
+            AT_OTHER_RATES,
+            [method for method in METHODS if method not in AT_OTHER_RATES],
+        )
+        for method in methods
+        for seed in range(seeds or repetitions)
+    ]
+    return differences + training
+
+
+def together(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Differences by depth, training by depth."""
+    return grouped(jobs)
+
+
+def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
+    """One depth of either part."""
+    job = jobs[0]
+    if job["part"] == "difference":
+        for done, each in enumerate(jobs, start=1):
+            yield each, difference(each, place.device)
+            progress(done / len(jobs), f"{job['activation']}, {job['depth']} layers")
+        return
+    build = partial(mlp_depth.network, job, ACTIVATIONS[job["activation"]])
+    yield from trained(jobs, build, place, progress, fitted=True, approximate=True)
+
+
+def difference(job: Job, device: str) -> Result:
+    """‖f(x) − f̃(x)‖ / ‖f(x)‖ in eval mode, mean over inputs from N(0, I), as in ``sec:gelu``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job["seed"])
+        model = mlp(
+            (job["width"],) * job["depth"],
+            batch_norm=True,
+            activation=ACTIVATIONS[job["activation"]],
+        )
+        x = torch.randn(SAMPLES, 3, 32, 32)
+    model, x = model.to(device).eval(), x.to(device)
+    options = METHODS[job["method"]].condition or {}
+    with torch.no_grad():
+        before = model(x)
+        # bounds |log λ| by 2.5, which is |u| ≤ 5
+        report = condition_(model, x, approximate=True, **options)
+        after = model(x)
+    relative = (before - after).norm(dim=1) / before.norm(dim=1)
+    return {
+        "difference": float(relative.mean()),
+        "max_log_scale": float(report.log_scales.abs().max()),
+    }
+
+
+def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
+    """The activations, the differences over depth, and the training as with ReLU."""
+    drawings = {"smooth": _differences(where(rows, part="difference"))}
+    training = where(rows, part="training")
+    if training:
+        drawings["smooth-training"] = mlp_depth.depth_drawing(training)
+    return drawings
+
+
+def _differences(rows: Sequence[Row]) -> Drawing:
+    from ..style import BLACK, CYCLE, STYLES, band, panels
+
+    drawing, (left, right) = panels(1, 2)
+    x = torch.linspace(-4, 3, 200)
+    left.plot(x, x.relu(), label="ReLU", color=BLACK, linestyle="--")
+    for color, (name, activation) in zip(CYCLE, ACTIVATIONS.items(), strict=False):
+        left.plot(x, activation()(x), label=activation.__name__, color=color)
+        for method, dash in (
+            ("paper", STYLES["paper"]["linestyle"]),
+            ("default", STYLES["default"]["linestyle"]),
+        ):
+            found = where(rows, activation=name, method=method)
+            depths = settings_of(found, "depth")
+            runs = zip(
+                *(
+                    [row.result["difference"] for row in where(found, depth=depth)]
+                    for depth in depths
+                ),
+                strict=False,
+            )
+            if found:
+                label = f"{activation.__name__}, {METHODS[method].title}"
+                band(
+                    right, depths, list(runs), label=label, color=color, linestyle=dash, marker="o"
+                )
+    left.set(xlabel="x", ylabel="activation")
+    right.set(xlabel="hidden layers", ylabel="relative change of the outputs", yscale="log")
+    left.legend(fontsize=8)
+    if rows:
+        right.legend(fontsize=7)
+    return drawing
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Differences by activation, depth and method; then epochs to 99 % as with ReLU."""
+    found = where(rows, part="difference")
+    lines = ["Relative change of the outputs, mean ± deviation over seeds"]
+    for activation in settings_of(found, "activation"):
+        for method in ("paper", "default"):
+            here = where(found, activation=activation, method=method)
+            cells = [
+                f"{depth}: {spread([row.result['difference'] for row in where(here, depth=depth)])}"
+                for depth in settings_of(here, "depth")
+            ]
+            lines.append(f"  {activation}, {METHODS[method].title:<26}" + "   ".join(cells))
+    training = where(rows, part="training")
+    return "\n".join([*lines, "", mlp_depth.table(training)] if training else lines)
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    """What sec:gelu says."""
+    return [_decreases(where(rows, part="difference")), _trains(where(rows, part="training"))]
+
+
+def _decreases(rows: Sequence[Row]) -> Claim:
+    text = (
+        "For GELU the change of the outputs decreases with depth, from about 1e-1 at L = 2 to 1e-3 "
+        "at L = 9 (fig:gelu_silu)"
+    )
+    gelu = _differences_by_depth(rows, activation="gelu", method="paper")
+    if len(gelu) < 2:
+        return Claim(paper=text, measured="", verdict="not run")
+    first, last = min(gelu), max(gelu)
+    told = [
+        f"{what} {mean(found[min(found)]):.1e} at {min(found)} to {mean(found[max(found)]):.1e} "
+        f"at {max(found)}"
+        for what, found in (
+            ("GELU", gelu),
+            ("SiLU", _differences_by_depth(rows, activation="silu", method="paper")),
+            (
+                "by default, where BatchNorm undoes the scale in front of it, GELU",
+                _differences_by_depth(rows, activation="gelu", method="default"),
+            ),
+        )
+        if found
+    ]
+    falls = mean(gelu[last]) + deviation(gelu[last]) < mean(gelu[first]) / 10
+    measured = f"with hidden layers: {'; '.join(told)} ({len(gelu[last])} seeds)"
+    return Claim(paper=text, measured=measured, verdict="reproduced" if falls else "not reproduced")
+
+
+def _differences_by_depth(rows: Sequence[Row], **settings: str) -> dict[int, list[float]]:
+    here = where(rows, **settings)
+    return {
+        depth: [row.result["difference"] for row in where(here, depth=depth)]
+        for depth in settings_of(here, "depth")
+    }
+
+
+def _trains(rows: Sequence[Row]) -> Claim:
+    text = "PathCond still speeds up training with GELU (fig:cifar10_fc_gelu)"
+    paper = mlp_depth.speedups(rows, "paper")
+    if not paper:
+        return Claim(paper=text, measured="", verdict="not run")
+    faster = all(found.times > 1 for found in paper.values())
+    told = mlp_depth.depth_claims(rows)[0].measured
+    return Claim(paper=text, measured=told, verdict="reproduced" if faster else "not reproduced")

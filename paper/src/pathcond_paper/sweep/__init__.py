@@ -1,0 +1,1 @@
+"""Runs over processes or a cluster; rows that survive a kill."""

@@ -1,0 +1,1 @@
+"""Training many networks at once, stacked, with every method."""

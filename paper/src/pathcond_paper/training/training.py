@@ -1,0 +1,444 @@
+"""The training engine: many runs of one architecture at once, with the data on the device and, on a
+GPU, a step as one CUDA graph.
+
+Plain SGD. Runs of one seed start from the same weights and see the same batches, whatever their
+method and learning rate; batches are drawn on the CPU, so they are the same on every device. No
+step waits for Python: batches are picked on the device from the epoch's order, and losses are
+summed up there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pathcond.condition import Prepared, condition_, prepare
+from pathcond.symmetry.symmetry import find_symmetry
+from pathcond.teleport import Teleportation, teleport
+
+from ..data import Dataset, load
+from ..figure import Job, Place, Progress, Result
+from .methods import METHODS, RATE
+from .stack import Balance, Stack
+
+Task = Literal["classify", "reconstruct"]
+EVALUATED_AT_ONCE = 2**17  # samples of all runs together, so that activations fit into memory
+WARM_UPS = 3  # steps before a CUDA graph is recorded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A data set on the device, channel by channel of mean 0 and variance 1 over the training part.
+
+    Attributes:
+        x, y: Training inputs (n, ...) and classes (n,).
+        test_x, test_y: The same for testing.
+    """
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, device: str, *, train: int | None = None, test: int | None = None
+    ) -> Data:
+        """Standardise a data set, or the first ``train`` and ``test`` samples of its two parts."""
+        (x, y), (test_x, test_y) = dataset.train, dataset.test
+        x, y, test_x, test_y = (
+            x[:train].to(device),
+            y[:train].to(device),
+            test_x[:test].to(device),
+            test_y[:test].to(device),
+        )
+        x, test_x = x.float(), test_x.float()
+        over = [axis for axis in range(x.dim()) if axis != 1]
+        mean, deviation = x.mean(over, keepdim=True), x.std(over, keepdim=True)
+        return cls(x=(x - mean) / deviation, y=y, test_x=(test_x - mean) / deviation, test_y=test_y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What differs between runs that are trained together.
+
+    Attributes:
+        method: A name in ``METHODS``.
+        learning_rate: Of SGD, fixed.
+        seed: Of the weights and of the batches.
+    """
+
+    method: str
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What runs that are trained together share.
+
+    Attributes:
+        build: Makes the network; its random weights come from the run's seed.
+        epochs, batch: How long, and how many samples a step.
+        task: "classify" (cross-entropy) or "reconstruct" the input (mean squared error).
+        teleport_every: Steps between the teleports of methods that make them.
+        fitted: Whether to evaluate on the training set too, after every epoch.
+        bfloat16: Whether to compute in bfloat16 on a GPU; weights stay float32.
+        approximate: Whether smooth activations are treated as ReLU.
+    """
+
+    build: Callable[[], nn.Module]
+    epochs: int
+    batch: int = 128
+    task: Task = "classify"
+    teleport_every: int = 1000
+    fitted: bool = False
+    bfloat16: bool = False
+    approximate: bool = False
+
+
+@dataclass
+class Curves:
+    """How one run went; one value per epoch in every list.
+
+    Attributes:
+        train_loss, train_accuracy: Mean over the epoch's batches, as training saw them.
+        fitted_loss, fitted_accuracy: Over the training set after the epoch, in eval mode.
+        test_loss, test_accuracy: Over the test set.
+        max_log_scale: Greatest |log λ| of the conditioning before training; 0 without.
+        left_out: Teleports that were refused because of the weights at that moment.
+    """
+
+    train_loss: list[float] = field(default_factory=list)
+    train_accuracy: list[float] = field(default_factory=list)
+    fitted_loss: list[float] = field(default_factory=list)
+    fitted_accuracy: list[float] = field(default_factory=list)
+    test_loss: list[float] = field(default_factory=list)
+    test_accuracy: list[float] = field(default_factory=list)
+    max_log_scale: float = 0.0
+    left_out: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data: numbers of five digits, empty lists left out."""
+        rounded = {
+            name: [float(f"{v:.5g}") for v in values]
+            for name, values in vars(self).items()
+            if isinstance(values, list)
+        }
+        kept = {name: values for name, values in rounded.items() if values}
+        return kept | {
+            "max_log_scale": float(f"{self.max_log_scale:.5g}"),
+            "left_out": self.left_out,
+        }
+
+
+def train(
+    runs: Sequence[Run], recipe: Recipe, data: Data, progress: Progress = lambda share, what: None
+) -> list[Curves]:
+    """Train runs together; deterministic for the same runs on the same device.
+
+    Args:
+        runs: What differs between them.
+        recipe: What they share.
+        data: On the device where to train.
+        progress: Told the share of epochs done.
+
+    Returns:
+        The curves, in the order of the runs.
+    """
+    if len(data.x) < recipe.batch:
+        raise ValueError(f"{len(data.x)} samples do not fill a batch of {recipe.batch}")
+    # Runs that are balanced after every step come first, then those after every epoch: a slice
+    # each.
+    places = sorted(
+        range(len(runs)),
+        key=lambda i: {"step": 0, "epoch": 1, None: 2}[METHODS[runs[i].method].balance],
+    )
+    with _repeatable(data.x.device):
+        session = _Session([runs[i] for i in places], recipe, data)
+        for epoch in range(recipe.epochs):
+            session.epoch()
+            progress((epoch + 1) / recipe.epochs, f"epoch {epoch + 1} of {recipe.epochs}")
+    curves = dict(zip(places, session.finished(), strict=True))
+    return [curves[i] for i in range(len(runs))]
+
+
+class _Session:
+    """Runs in training."""
+
+    def __init__(self, runs: Sequence[Run], recipe: Recipe, data: Data) -> None:
+        self.runs, self.recipe, self.data, device = runs, recipe, data, data.x.device
+        models, self.curves, prepared = _started(runs, recipe, data)
+        self.stack = Stack(models)
+        balanced = [METHODS[run.method].balance for run in runs]
+        by_step, by_epoch = balanced.count("step"), balanced.count("epoch")
+        self.by_step, self.by_epoch = slice(0, by_step), slice(by_step, by_step + by_epoch)
+        self.balance = None
+        if by_step or by_epoch:
+            example = data.x[: recipe.batch]
+            self.balance = Balance(
+                find_symmetry(
+                    models[0], example, normalization="paper", approximate=recipe.approximate
+                )
+            )
+        self.teleports = dict(self._teleports(prepared))
+
+        self.steps = len(data.x) // recipe.batch
+        self.seeds = sorted({run.seed for run in runs})
+        self.generators = [torch.Generator().manual_seed(seed) for seed in self.seeds]
+        self.seed_of_run = torch.tensor([self.seeds.index(run.seed) for run in runs], device=device)
+        self.order = torch.zeros(
+            self.steps, len(self.seeds), recipe.batch, dtype=torch.long, device=device
+        )
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        self.rates = torch.tensor([run.learning_rate for run in runs], device=device)
+        self.sums = torch.zeros(2, len(runs), device=device)  # of losses and of right answers
+        changed = [*self.stack.tensors(), self.position, self.sums]
+        self.step = _recorded(self._step, changed) if device.type == "cuda" else self._step
+
+    def _teleports(self, prepared: dict[str, Prepared]) -> Iterator[tuple[int, Teleportation]]:
+        for i, run in enumerate(self.runs):
+            if METHODS[run.method].teleports:
+                network = self.stack.network(i)
+                # plain SGD has no state to move
+                optimizer = torch.optim.SGD(network.parameters(), lr=run.learning_rate)
+                yield (
+                    i,
+                    teleport(
+                        optimizer,
+                        network,
+                        prepared["absorb"],
+                        every=self.recipe.teleport_every,
+                        approximate=self.recipe.approximate,
+                    ),
+                )
+
+    def _step(self) -> None:
+        """One SGD step of all runs."""
+        rows = self.order.index_select(0, self.position)[0][self.seed_of_run]  # (runs, batch)
+        x, y = self.data.x[rows], self.data.y[rows]
+        self.stack.train()
+        with self._autocast():
+            outputs = self.stack(x)
+            losses = self._losses(outputs, x, y)
+        # The learning rate enters with the loss: gradients are linear in it, and each run has its
+        # own.
+        gradients = torch.autograd.grad(
+            (losses * self.rates).sum(), list(self.stack.parameters.values())
+        )
+        with torch.no_grad():
+            torch._foreach_sub_(list(self.stack.parameters.values()), list(gradients))
+            if self.by_step.stop and self.balance:
+                self.balance.cycle_(self.stack, self.by_step)
+            self.sums[0] += losses
+            if self.recipe.task == "classify":
+                self.sums[1] += (outputs.argmax(-1) == y).float().mean(-1)
+            self.position += 1
+
+    def epoch(self) -> None:
+        """One pass over the data, and an evaluation."""
+        permutations = torch.stack(
+            [torch.randperm(len(self.data.x), generator=generator) for generator in self.generators]
+        )
+        used = permutations[:, : self.steps * self.recipe.batch].view(
+            len(self.seeds), self.steps, self.recipe.batch
+        )
+        self.order.copy_(used.transpose(0, 1))
+        self.position.zero_()
+        self.sums.zero_()
+        for _ in range(self.steps):
+            self.step()
+            for handle in self.teleports.values():
+                handle.step()
+        if self.balance and self.by_epoch.stop > self.by_epoch.start:
+            self.balance.cycle_(self.stack, self.by_epoch)
+        self._record("train", self.sums / self.steps)
+        self._record("test", self._evaluated(self.data.test_x, self.data.test_y))
+        if self.recipe.fitted:
+            self._record("fitted", self._evaluated(self.data.x, self.data.y))
+
+    @torch.no_grad()
+    def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean loss and accuracy in eval mode, (2, runs)."""
+        total = torch.zeros_like(self.sums)
+        self.stack.train(False)
+        size = max(1, EVALUATED_AT_ONCE // len(self.runs))
+        for inputs, classes in zip(x.split(size), y.split(size), strict=True):
+            with self._autocast():
+                outputs = self.stack(inputs, shared=True)
+                total[0] += (
+                    len(inputs)
+                    / len(x)
+                    * self._losses(outputs, inputs.expand(len(self.runs), *inputs.shape), classes)
+                )
+            if self.recipe.task == "classify":
+                total[1] += (outputs.argmax(-1) == classes).sum(-1) / len(x)
+        return total
+
+    def _losses(self, outputs: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Mean loss of every run, (runs,)."""
+        outputs = outputs.to(self.data.x.dtype)  # from bfloat16
+        if self.recipe.task == "reconstruct":
+            return (outputs - x.flatten(2)).square().mean((1, 2))
+        y = y.expand(outputs.shape[:-1])
+        return (
+            F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
+            .view(y.shape)
+            .mean(-1)
+        )
+
+    def _autocast(self) -> torch.autocast | nullcontext[None]:
+        if not self.recipe.bfloat16 or self.data.x.device.type != "cuda":
+            return nullcontext()
+        # a recorded step must cast anew
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+
+    def _record(self, what: str, values: Tensor) -> None:
+        losses, accuracies = values.tolist()
+        for i, curves in enumerate(self.curves):
+            getattr(curves, f"{what}_loss").append(losses[i])
+            if self.recipe.task == "classify":
+                getattr(curves, f"{what}_accuracy").append(accuracies[i])
+
+    def finished(self) -> list[Curves]:
+        for i, handle in self.teleports.items():
+            self.curves[i].left_out = handle.left_out
+        return self.curves
+
+
+def _started(
+    runs: Sequence[Run], recipe: Recipe, data: Data
+) -> tuple[list[nn.Module], list[Curves], dict[str, Prepared]]:
+    """The networks as each method wants them before the first step; the architecture is captured
+    once per normalization.
+    """
+    # type: list[nn.Module], list[Curves], dict[str, Prepared]
+    models, curves, prepared = [], [], {}
+    for run in runs:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(run.seed)
+            model = recipe.build().to(data.x.device)
+        options, curve = METHODS[run.method].condition, Curves()
+        if options is not None:
+            normalization, approximate = options.get("normalization", "absorb"), recipe.approximate
+            if normalization not in prepared:
+                example = data.x[: recipe.batch]
+                prepared[normalization] = prepare(
+                    model, example, normalization=normalization, approximate=approximate
+                )
+            report = condition_(model, prepared[normalization], approximate=approximate, **options)
+            curve.max_log_scale = (
+                float(report.log_scales.abs().max()) if len(report.log_scales) else 0.0
+            )
+        models.append(model)
+        curves.append(curve)
+    return models, curves, prepared
+
+
+def _recorded(step: Callable[[], None], changed: Sequence[Tensor]) -> Callable[[], None]:
+    """The step as one CUDA graph; the warm-up that recording needs leaves no trace in what the step
+    changes.
+    """
+    kept = [tensor.detach().clone() for tensor in changed]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    with torch.no_grad():
+        for tensor, before in zip(changed, kept, strict=True):
+            tensor.copy_(before)
+    return graph.replay
+
+
+@contextmanager
+def _repeatable(device: torch.device) -> Iterator[None]:
+    """Deterministic kernels, matrix products in TF32 (the settings of the process come back)."""
+    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    flags = cudnn.deterministic, cudnn.benchmark
+    torch.set_float32_matmul_precision("high")
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        cudnn.deterministic, cudnn.benchmark = flags
+
+
+APART = ("method", "learning_rate", "seed")  # what runs that are trained together may differ in
+
+
+def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that can be trained together; those at the paper's learning rate first, so that a sweep
+    that is cut short has them.
+    """
+    groups: dict[str, list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: job["learning_rate"] != RATE):
+        shared = {key: value for key, value in job.items() if key not in APART}
+        groups.setdefault(
+            json.dumps([job["learning_rate"] == RATE, shared], sort_keys=True), []
+        ).append(job)
+    return list(groups.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the runs of a preset share, as part of their jobs; ``train`` and ``test`` are numbers of
+    samples, None for all.
+    """
+
+    dataset: str
+    epochs: int
+    batch: int = 128
+    teleport_every: int = 1000
+    train: int | None = None
+    test: int | None = None
+
+
+def trained(
+    jobs: Sequence[Job],
+    build: Callable[[], nn.Module],
+    place: Place,
+    progress: Progress,
+    **options: Any,
+) -> Iterator[tuple[Job, Result]]:
+    """Train a group of jobs that have ``Settings``; ``options`` are further ones of the
+    ``Recipe``.
+    """
+    job = jobs[0]
+    recipe = Recipe(
+        build=build,
+        epochs=job["epochs"],
+        batch=job["batch"],
+        teleport_every=job["teleport_every"],
+        **options,
+    )
+    data = Data.of(
+        load(job["dataset"], place.data), place.device, train=job["train"], test=job["test"]
+    )
+    runs = [Run(**{key: job[key] for key in APART}) for job in jobs]
+    for job, curves in zip(jobs, train(runs, recipe, data, progress), strict=True):
+        yield job, curves.to_dict()
+
+
+def epochs_to(target: float, accuracy: Sequence[float]) -> float:
+    """The first epoch, counted from 1, after which an accuracy is reached; infinity if never.
+
+    >>> epochs_to(0.99, [0.5, 0.992, 0.98])
+    2
+    """
+    return next(
+        (epoch for epoch, value in enumerate(accuracy, start=1) if value >= target), math.inf
+    )

@@ -1,0 +1,187 @@
+"""torch model -> Graph: what the model computes, as a list of ATen calls.
+
+>>> import torch
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+... )
+>>> graph = capture(model, torch.randn(5, 3), training=False)
+>>> [node.op for node in graph.nodes if node.target is not None]
+['linear', 'relu', 'linear']
+>>> graph.nodes[-1].args[1].op, graph.nodes[-1].args[1].name
+('parameter', '2.weight')
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ..interrupts import uninterrupted
+from ..wrappers import unwrap, wrapped
+from .draws import GlobalDraws, Plan, ScalarDraws, plans
+from .explaining import capture_error
+from .exporting import export_graph
+from .isolation import quiet, replaced, untouched
+from .models import as_call, canonical_names, fresh_call, require_supported
+from .nodes import Graph, Node
+from .tracing import trace_graph
+from .usable import require_usable
+
+__all__ = [
+    "Graph",
+    "Node",
+    "as_call",
+    "canonical_names",
+    "capture",
+    "capture_both_modes",
+    "capture_graphs",
+    "fresh_call",
+    "replaced",
+    "require_supported",
+    "untouched",
+    "unwrap",
+    "wrapped",
+]
+
+Way = Literal["export", "trace"]
+
+
+def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
+    """Follow one call of the model; nothing of the model changes.
+
+    Args:
+        model: Any module; wrappers are removed.
+        example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs.
+        training: Mode to capture; the model's own modes are restored.
+
+    Returns:
+        The graph. Where random numbers decide which layers run, the one in which they are largest:
+        all layers run.
+
+    Raises:
+        UnsupportedModelError: The model rejects the inputs, or its control flow depends on the
+            data.
+    """
+    return _Capture(model, example_inputs, training).first()
+
+
+def capture_graphs(model: nn.Module, example_inputs: Any, *, training: bool) -> list[Graph]:
+    """All graphs of one mode: more than one where random numbers decide which layers run.
+
+    A symmetry of the model is one of every graph (see ``draws.plans`` for which ones are captured).
+
+    Args:
+        model, example_inputs, training: As in ``capture``.
+    """
+    capturing = _Capture(model, example_inputs, training)
+    graphs = [capturing.first()]
+    if capturing.drawn:
+        graphs += [capturing.again(plan) for plan in plans(capturing.drawn)]
+    return graphs
+
+
+def capture_both_modes(model: nn.Module, example_inputs: Any) -> list[Graph]:
+    """All graphs of eval mode, then those of train mode."""
+    return [
+        graph
+        for mode in (False, True)
+        for graph in capture_graphs(model, example_inputs, training=mode)
+    ]
+
+
+class _Capture:
+    """One model, mode and batch, captured by whatever way works.
+
+    Attributes:
+        drawn: After the first capture, the single random numbers that the model has drawn.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Any, training: bool) -> None:
+        self.model = unwrap(model)
+        require_supported(self.model)
+        require_usable(*as_call(example_inputs))
+        self.inputs = example_inputs
+        self.training = training
+        self.drawn: list[tuple[str, int]] = []
+        self._way: Way = "export"
+        self._replace = False
+
+    def first(self) -> Graph:
+        """torch.export if it can; else with single draws as constants; else on real values."""
+        graph, exported = self._tried("export", replace=False)
+        if graph is None and self._torch_draws:
+            graph, _ = self._tried("export", replace=True)
+        if graph is None:
+            graph, traced = self._tried("trace", replace=False)
+            if graph is None and self._torch_draws:
+                graph, traced = self._tried("trace", replace=True)
+        if graph is None:
+            assert exported is not None
+            assert traced is not None
+            raise capture_error(
+                self.model, training=self.training, exported=exported, traced=traced
+            ) from traced
+        return graph
+
+    def again(self, plan: Plan) -> Graph:
+        """The graph under other draws, the same way as the first one."""
+        return self._run(self._way, plan, replace=self._replace)
+
+    def _tried(self, way: Way, *, replace: bool) -> tuple[Graph | None, Exception | None]:
+        self._way, self._replace = way, replace
+        self._torch_draws = 0
+        try:
+            return self._run(way, Plan(), replace=replace), None
+        except Exception as error:
+            return None, error
+
+    def _run(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
+        model, training = self.model, self.training
+        # Ctrl-C waits: an export that is stopped half way leaves torch unable to export anything
+        # else.
+        with (
+            uninterrupted(),
+            untouched(model, training=training),
+            quiet(),
+            _momentum_as_number(model),
+        ):
+            from_everywhere = GlobalDraws(plan)
+            scalars = ScalarDraws(plan, replace=replace)
+            args, kwargs = self._call(way)
+            try:
+                run = export_graph if way == "export" else trace_graph
+                graph = run(model, args, kwargs, training=training, draws=scalars)
+            finally:
+                self._torch_draws = scalars.count
+            self.drawn = from_everywhere.drawn()
+            if replace:
+                self.drawn += [("torch", i) for i in range(scalars.count)]
+        return graph
+
+    def _call(self, way: Way) -> tuple[tuple, dict[str, Any]]:
+        if way == "trace":
+            return fresh_call(self.model, self.inputs)
+        args, kwargs = as_call(self.inputs)
+        if any(parameter.is_meta for parameter in self.model.parameters()):
+            args, kwargs = tree_map(
+                lambda x: x.to("meta") if isinstance(x, Tensor) else x, (args, kwargs)
+            )
+        return args, kwargs
+
+
+@contextlib.contextmanager
+def _momentum_as_number(model: nn.Module) -> Iterator[None]:
+    """``momentum=None`` averages by a count that cannot be followed; no output depends on it."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    cumulative = [norm for norm in norms if norm.momentum is None]
+    try:
+        for module in cumulative:
+            module.momentum = 0.1
+        yield
+    finally:
+        for module in cumulative:
+            module.momentum = None

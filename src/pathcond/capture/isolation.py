@@ -1,0 +1,180 @@
+"""Run a model without leaving traces: in its modes, its buffers, random states, or in the process
+around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Random states, warning filters, sys.stderr, TF32 and the compiler's stance belong to the whole
+# process: one thread at a time may change them, and puts them back before the next one.
+LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Run the body with the model in the given mode, as it is written: without autocast and
+    compiled code.
+
+    Every module's mode and all random states are restored. Threads take turns.
+    """
+    with LOCK, _same_random_states(), _in_mode(model, training), contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        # Without this, what we try would be compiled for good.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextlib.contextmanager
+def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules() if module.training != training]
+    try:
+        # train() may do more than that: LoRA layers merge their weights in it.
+        for module, _ in modes:
+            module.training = training
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _same_random_states() -> Iterator[None]:
+    python_state = random.getstate()
+    torch_state = torch.get_rng_state()
+    numpy = sys.modules.get("numpy")  # only a program that has imported it can draw from it
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda_states = torch.cuda.get_rng_state_all() if cuda else []
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda_states)
+
+
+@contextlib.contextmanager
+def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run the body with some parameters and buffers replaced, by identity: all names of a tied
+    tensor at once.
+
+    To be used inside ``uninterrupted``. torch.func.functional_call is no alternative: of a module
+    that is used under two names it leaves the replacement behind.
+    """
+    places = [
+        (f"{prefix}.{name}" if prefix else name, table, name, tensor)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None
+    ]
+    replacements = {id(tensor): values[full] for full, _, _, tensor in places if full in values}
+    saved = [
+        (table, name, tensor) for _, table, name, tensor in places if id(tensor) in replacements
+    ]
+    try:
+        for table, name, tensor in saved:
+            table[name] = replacements[id(tensor)]  # type: ignore[index]
+        yield
+    finally:
+        try:
+            _put_back(saved)
+        # Raised into this thread by another one, which no signal mask prevents.
+        except BaseException:
+            _put_back(saved)
+            raise
+
+
+def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
+    for table, name, tensor in saved:
+        table[name] = tensor
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what this thread warns, logs through torch, or prints to stderr.
+
+    torch.export logs its failures and prints half a graph; ours reach the user as one error. What
+    other threads say meanwhile is passed on, but for warnings, whose filters have no threads.
+    """
+    with LOCK, warnings.catch_warnings(), _quiet_log(), _quiet_stderr():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _OtherThreads(logging.Filter):
+    """Passes only what other threads log through torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        own = record.thread in (None, self.silent)
+        return not (own and record.name.split(".")[0] == "torch")
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    root = logging.getLogger()
+    named = [
+        logger
+        for name, logger in list(root.manager.loggerDict.items())
+        if name.split(".")[0] == "torch"
+    ]
+    loggers = [root, *(logger for logger in named if isinstance(logger, logging.Logger))]
+    found = [logging.lastResort, *(handler for logger in loggers for handler in logger.handlers)]
+    handlers = {id(handler): handler for handler in found if handler is not None}.values()
+    others = _OtherThreads()
+    try:
+        for handler in handlers:
+            handler.addFilter(others)
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(others)
+
+
+class _StderrOfOtherThreads:
+    """Stands in for sys.stderr: what one thread writes is dropped, all else passes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.silent: int | None = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self.silent or self._stream is None:
+            return len(text)
+        return self._stream.write(text)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    stream = sys.stderr
+    replacement = _StderrOfOtherThreads(stream)
+    sys.stderr = replacement  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        # Another thread may have put its own in place meanwhile, to bring ours back later.
+        replacement.silent = None
+        if sys.stderr is replacement:
+            sys.stderr = stream

@@ -1,0 +1,153 @@
+"""The names of a model's tensors, how it is called, and what it returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..distributed.sharding import is_sharded
+from ..errors import UnsupportedModelError
+
+PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+HELD = (Tensor, torch.distributions.Distribution)
+
+
+def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
+    """Example inputs (Tensor, tuple, list or dict) as positional and keyword arguments of one
+    forward call.
+    """
+    if example_inputs is None:
+        raise UnsupportedModelError(
+            "No example inputs were given. The model's operations are found by following one "
+            "batch through it: "
+            "pass a Tensor, a tuple of positional inputs or a dict of keyword inputs, e.g. "
+            "torch.randn(2, 3, 224, 224)."
+        )
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    if hasattr(example_inputs, "keys"):  # dict, and Hugging Face's BatchEncoding
+        return (), {key: example_inputs[key] for key in example_inputs.keys()}  # noqa: SIM118
+    raise UnsupportedModelError(
+        f"Example inputs have type {type(example_inputs).__name__}; "
+        "pass a Tensor, a tuple of positional inputs or a dict of keyword inputs."
+    )
+
+
+def fresh_call(model: nn.Module, example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
+    """``as_call`` with copies of the tensors, for ops that write into them, where the model's
+    parameters are.
+    """
+    device = next((parameter.device for parameter in model.parameters()), None)
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.clone() if device is None or device.type == "meta" else x.to(device, copy=True)
+
+    return tree_map(copied, as_call(example_inputs))  # type: ignore[no-any-return]
+
+
+def returned_leaves(outputs: Any) -> list[Any]:
+    """All tensors and plain values that a model returns, also those inside mappings and
+    distributions.
+
+    Raises:
+        UnsupportedModelError: An object of a type that nobody can look into.
+    """
+    found: list[Any] = []
+    for leaf in tree_leaves(outputs):
+        if leaf is None or isinstance(leaf, (Tensor, *PLAIN)):
+            found.append(leaf)
+        elif isinstance(leaf, torch.distributions.Distribution):
+            found += returned_leaves(
+                [part for part in vars(leaf).values() if isinstance(part, HELD)]
+            )
+        elif callable(getattr(leaf, "values", None)):  # a mapping that torch does not know
+            found += returned_leaves(list(leaf.values()))
+        else:
+            raise UnsupportedModelError(
+                f"the model returns an object of type {type(leaf).__name__}, whose tensors "
+                "cannot be seen: return "
+                "tensors, or register the type with torch.utils._pytree.register_pytree_node"
+            )
+    return found
+
+
+def canonical_names(model: nn.Module) -> dict[str, str]:
+    """Every name of every parameter and buffer -> its first name; tied tensors are the same
+    object.
+    """
+    first: dict[int, str] = {}
+    names = {}
+    for name, tensor in [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]:
+        names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def require_supported(model: nn.Module, *, sharded: bool = False) -> None:
+    """Refuse what cannot be captured at all: lazy, quantised or sharded parameters. All findings in
+    one error.
+
+    Args:
+        model: Any module.
+        sharded: Whether parameters may be sharded, because the model was captured before.
+    """
+    found = []
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            found.append(
+                f"parameter {name} of a lazy module has no shape yet: run the model "
+                "once on a batch first"
+            )
+        elif is_sharded(parameter) and not sharded:
+            found.append(
+                f"parameter {name} is sharded: call pathcond.prepare(model, batch) before "
+                "fully_shard (on the meta device if the "
+                "whole model fits nowhere), and pass what it returns in place of the batch"
+            )
+        elif parameter.dtype.is_complex:
+            found.append(
+                f"parameter {name} has dtype {parameter.dtype}: complex numbers are not "
+                "supported; store the real and imaginary "
+                "parts as real parameters"
+            )
+        elif not parameter.dtype.is_floating_point:
+            found.append(
+                f"parameter {name} has dtype {parameter.dtype}: quantised or integer "
+                "weights have no scale"
+            )
+    for name, buffer in model.named_buffers():
+        if buffer is not None and buffer.is_quantized:
+            found.append(f"buffer {name} is quantised: rescale the model before quantising it")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            found.append(
+                f"module {name or '(the model itself)'} was compiled by torch.jit, and what it "
+                "computes cannot be seen: "
+                "pass the Python module that it was made from"
+            )
+        if type(module).__name__ == "FullyShardedDataParallel":
+            found.append(
+                f"module {name!r} is FullyShardedDataParallel, whose flat parameters "
+                "mix layers: use fully_shard"
+            )
+        if type(module).__module__.startswith(
+            ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+        ):
+            found.append(
+                f"module {name} ({type(module).__name__}) is quantised: rescale the "
+                "model before quantising it"
+            )
+    if found:
+        more = f"\n  ... and {len(found) - 10} more" if len(found) > 10 else ""
+        raise UnsupportedModelError(
+            "This model cannot be rescaled:\n  - " + "\n  - ".join(found[:10]) + more
+        )

@@ -1,0 +1,166 @@
+"""What a model computes on the example batch: its outputs, how much they change, and its samples
+one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..distributed.sharding import computes_in, reshard
+from ..errors import UnsupportedModelError
+from ..interrupts import interruptible, uninterrupted
+from .isolation import replaced, untouched
+from .models import as_call, fresh_call, returned_leaves
+from .usable import differing_types
+
+
+def default_tolerance(model: nn.Module, computed_in: Iterable[torch.dtype] = ()) -> float:
+    """√eps of the least precise type: far above rounding, far below a wrong symmetry.
+
+    Args:
+        model: Its parameters' types count, and those that ``fully_shard`` runs it in.
+        computed_in: Further types that outputs pass through, such as those of ``torch.autocast``
+            inside forward.
+    """
+    types = {parameter.dtype for parameter in model.parameters()} | computes_in(model) | {
+        *computed_in
+    } or {torch.float32}
+    return max(math.sqrt(torch.finfo(dtype).eps) for dtype in types)
+
+
+def example_outputs(
+    model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool
+) -> list[Tensor]:
+    """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as
+    they are.
+    """
+    args, kwargs = fresh_call(model, example_inputs)
+    buffers = {
+        name: values.get(name, buffer).detach().clone() for name, buffer in model.named_buffers()
+    }
+    with (
+        uninterrupted(),
+        untouched(model, training=training),
+        replaced(model, values | buffers),
+        torch.no_grad(),
+        _full_precision(),
+    ):
+        try:
+            with interruptible():
+                outputs = model(*args, **kwargs)
+        finally:
+            reshard(model)
+    tensors = [leaf for leaf in returned_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [out for out in tensors if out.dtype.is_floating_point]
+
+
+def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:
+    """Refuse a batch of another floating-point type than the parameters', if the model does not
+    convert it.
+
+    A capture would not notice, because it computes no values.
+    """
+    found = differing_types(model, *as_call(example_inputs))
+    if not found or any(parameter.is_meta for parameter in model.parameters()):
+        return
+    try:
+        example_outputs(model, example_inputs, {}, training=False)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            f"{found} The model fails on it: {str(error).splitlines()[0]}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without TF32, whose rounding would hide what is being measured."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def output_change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest |after − before| of any output over the largest |before| of the same output."""
+    change = 0.0
+    for a, b in zip(before, after, strict=True):
+        if a.numel():
+            finite = a.double().masked_fill(a.isinf(), 0.0)
+            scale = float(finite.abs().max()) or 1.0
+            # Equal infinities, such as those of masked logits, are no change.
+            difference = (
+                float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) / scale
+            )
+            change = difference if math.isnan(difference) else max(change, difference)
+            if math.isnan(change):
+                return change
+    return change
+
+
+def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
+    """The example batch as one-sample batches; a single one, the whole, where samples are not told
+    apart.
+
+    Samples lie along the first axis of every input that has the most frequent length there. Whether
+    that is so is tried, on slightly disturbed inputs: in eval mode each of two samples must get the
+    same outputs alone as together.
+    """
+    inputs = as_call(example_inputs)
+    lengths = [
+        leaf.shape[0]
+        for leaf in tree_leaves(inputs)
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] > 1
+    ]
+    length = max(lengths, key=lengths.count, default=1)
+
+    def samples(start: int, stop: int, source: Any) -> Any:
+        def part(x: Any) -> Any:
+            return (
+                x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == length else x
+            )
+
+        args, kwargs = tree_map(part, source)
+        return kwargs or args
+
+    # Without values nothing can be tried.
+    if length < 2 or any(
+        leaf.is_meta
+        for leaf in [*tree_leaves(inputs), *model.parameters()]
+        if isinstance(leaf, Tensor)
+    ):
+        return [example_inputs]
+    # forward may write them
+    values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    disturbed = tree_map(_disturbed, inputs)
+    try:
+        paired, *alone = (
+            example_outputs(model, samples(*bounds, disturbed), values, training=False)
+            for bounds in ((0, 2), (0, 1), (1, 2))
+        )
+    except Exception:  # whatever a model raises when its inputs are cut where they must not be
+        return [example_inputs]
+    for i, single in enumerate(alone):
+        cut = [out[i : i + 1] if out.dim() and out.shape[0] == 2 else out for out in paired]
+        same_shapes = [out.shape for out in cut] == [out.shape for out in single]
+        if not same_shapes or not output_change(single, cut) <= default_tolerance(model):
+            return [example_inputs]
+    return [samples(i, i + 1, inputs) for i in range(length)]
+
+
+def _disturbed(x: Any) -> Any:
+    """Floating-point inputs away from constants and from values that are not finite."""
+    if not isinstance(x, Tensor) or not x.dtype.is_floating_point or x.is_meta:
+        return x
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+    finite = torch.where(x.isfinite(), x, 0)
+    return finite + 0.1 * noise * (finite.abs().max() if bool(finite.any()) else 1)

@@ -1,0 +1,314 @@
+"""The command line: ``pathcond inspect``, ``condition`` and ``demo``, and what installed packages
+add to it.
+
+Exit codes: 0 success, 1 nothing can be rescaled, 2 wrong usage, target or file, 3 the model cannot
+be analysed, 4 the rescaling was refused and the model left as it was, 5 some runs of an experiment
+failed and the others are kept, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+except ImportError as error:  # pragma: no cover - exercised by installing without the extra
+    raise SystemExit(
+        'The command line needs the "cli" extra: pip install "pathcond[cli]"'
+    ) from error
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ..capture.usable import unusable_weights
+from ..condition import condition_
+from ..files import refuse_special
+from ..lifting.lifting import log10_paths, off_path, path_norm
+from ..report.text import paths_table
+from ..solvers import CoordinateDescent, ENorm, Exact
+from ..symmetry.symmetry import find_symmetry
+from ..theory import regime
+from ..wrappers import unwrap
+from .checkpoints import Checkpoint, CheckpointError, load_, refuse_to_overwrite, save
+from .exits import NOTHING_TO_RESCALE, WRONG_USAGE, exit_codes
+from .targets import TargetError, load_target, parse_shape
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Rescale ReLU networks without changing their function.",
+)
+
+
+class Normalization(StrEnum):
+    """Which side of a normalization layer carries a scale."""
+
+    absorb = "absorb"
+    gain = "gain"
+    full = "full"
+    paper = "paper"
+
+
+class SolverName(StrEnum):
+    """How the log-scales are found."""
+
+    exact = "exact"
+    paper = "paper"
+    enorm = "enorm"
+
+
+SOLVERS = {
+    SolverName.exact: Exact(),
+    SolverName.paper: CoordinateDescent(),
+    SolverName.enorm: ENorm(cycles=None),
+}
+
+Target = Annotated[
+    str,
+    typer.Argument(help="torchvision:NAME, timm:NAME, package.module:factory or file.py:factory"),
+]
+InputShape = Annotated[
+    str | None, typer.Option("--input", help="Shape of a random input, e.g. 2x3x224x224")
+]
+Side = Annotated[Normalization, typer.Option(help="Which side of a norm carries a scale")]
+Approximate = Annotated[
+    bool, typer.Option("--approximate", help="Treat smooth activations as ReLU")
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exclude", help="A parameter, module or pattern to leave as it is; may be repeated"
+    ),
+]
+MoveFrozen = Annotated[
+    bool,
+    typer.Option("--move-frozen", help="Also rescale parameters that require no gradient"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
+
+
+@app.callback()
+def pathcond() -> None:
+    """Rescale ReLU networks without changing their function."""
+
+
+@app.command()
+def inspect(
+    target: Target,
+    input: InputShape = None,
+    normalization: Side = Normalization.absorb,
+    approximate: Approximate = False,
+    exclude: Exclude = None,
+    move_frozen: MoveFrozen = False,
+    paths: Annotated[
+        bool,
+        typer.Option("--paths", help="Also count paths, and say whether rescaling will do much"),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which units of a model can be rescaled, and what pins the others."""
+    with exit_codes():
+        model, inputs = load_target(target, parse_shape(input) if input else None)
+        symmetry = find_symmetry(
+            model,
+            inputs,
+            normalization=normalization.value,
+            approximate=approximate,
+            exclude=exclude or (),
+            frozen="move" if move_frozen else "keep",
+        )
+        unusable = unusable_weights(unwrap(model))
+        lifting = (
+            _lifting(model, inputs, normalization.value, approximate)
+            if paths and not unusable
+            else None
+        )
+    if as_json:
+        found = (
+            symmetry.to_dict()
+            | {"unusable_weights": unusable}
+            | ({"paths": lifting} if lifting else {})
+        )
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        typer.echo(str(symmetry) + (f"\n\n{paths_table(**lifting)}" if lifting else ""))
+        if unusable:
+            typer.echo(
+                "\n".join(
+                    [
+                        "",
+                        "Weights that cannot be rescaled as they are:",
+                        *(f"  {text}" for text in unusable),
+                    ]
+                )
+            )
+    if symmetry.num_units == 0:
+        raise typer.Exit(NOTHING_TO_RESCALE)
+
+
+@app.command()
+def condition(
+    target: Target,
+    out: Annotated[Path, typer.Option("--out", help="Where the rescaled weights go (safetensors)")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Weights to start from (safetensors); default: as the target comes"),
+    ] = None,
+    input: InputShape = None,
+    normalization: Side = Normalization.absorb,
+    approximate: Approximate = False,
+    exclude: Exclude = None,
+    move_frozen: MoveFrozen = False,
+    solver: Annotated[
+        SolverName, typer.Option(help="exact; paper (ten sweeps); enorm (least norm)")
+    ] = SolverName.exact,
+    max_log_scale: Annotated[float | None, typer.Option(help="Bound on |log λ|", min=0.0)] = None,
+    calibrate: Annotated[
+        bool, typer.Option(help="Measure statistics and gates on the example batch")
+    ] = True,
+    device: Annotated[str, typer.Option(help="Where to compute, e.g. cuda")] = "cpu",
+    report: Annotated[Path | None, typer.Option(help="Also write a page for the browser")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rescale a model's weights to where it trains best, and write them to a new checkpoint."""
+    with exit_codes():
+        for path in (out, *([report] if report else [])):
+            refuse_to_overwrite(path, force)
+        if report and report.resolve() == out.resolve():
+            raise CheckpointError(f"--out and --report are the same file, {out}: name two.")
+        model, inputs = load_target(target, parse_shape(input) if input else None)
+        like = load_(model, checkpoint) if checkpoint else Checkpoint.of(model)
+        model, inputs = _moved(model, inputs, device)
+        with _progress() as progress:
+            done = condition_(
+                model,
+                inputs,
+                solver=SOLVERS[solver],
+                normalization=normalization.value,
+                approximate=approximate,
+                max_log_scale=max_log_scale,
+                calibrate=calibrate,
+                progress=progress,
+                exclude=exclude or (),
+                frozen="move" if move_frozen else "keep",
+            )
+        if report:
+            done.to_html(report, name=target)
+        if done.num_units:
+            save(model, out, like)
+    typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
+    if not done.num_units:
+        typer.echo(f"Nothing can be rescaled: {out} was not written.", err=True)
+        raise typer.Exit(NOTHING_TO_RESCALE)
+    typer.echo(f"\nWritten: {out}" + (f", {report}" if report else ""), err=True)
+
+
+def _moved(model: nn.Module, inputs: Any, device: str) -> tuple[nn.Module, Any]:
+    """Model and inputs on the device, floating-point inputs in the model's type."""
+    try:
+        if torch.device(device).type == "meta":
+            raise TargetError("The meta device has no weights to rescale.")
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise TargetError(f"The device {device!r} cannot be used: {error}") from error
+    dtype = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
+
+    def adapted(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.to(device, dtype if x.dtype.is_floating_point else None)
+
+    return model, tree_map(adapted, inputs)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A line that says which stage is at work, in a terminal."""
+    from rich.console import Console
+
+    says = {
+        "symmetry": "finding symmetries",
+        "energy": "measuring diag(G)",
+        "solve": "solving",
+        "rescale": "rescaling and verifying",
+    }
+    with Console(stderr=True).status("loading") as status:
+        yield lambda stage: status.update(f"{says[stage]} …")
+
+
+def _lifting(
+    model: nn.Module, inputs: Any, normalization: Any, approximate: bool
+) -> dict[str, Any]:
+    return {
+        "log10_paths": log10_paths(model, inputs),
+        "path_norm": path_norm(model, inputs, approximate=approximate),
+        "off_path": off_path(model, inputs),
+        "regime": str(regime(model, inputs, normalization=normalization, approximate=approximate)),
+    }
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the page goes")] = Path("pathcond-demo.html"),
+    epochs: Annotated[int, typer.Option(help="Passes over the data per run", min=1)] = 60,
+) -> None:
+    """Train a small network on handwritten digits with and without conditioning, and write a page
+    with the curves.
+    """
+    with exit_codes():
+        from .demo import run
+
+        refuse_special(out)
+        run(out, epochs=epochs)
+
+
+PAPER_COMMANDS = {
+    "reproduce": "Reproduce a figure or table of the paper.",
+    "report": "Make one page of a folder of results.",
+    "data": "Data sets of the experiments.",
+}
+
+
+def _add_commands_of_packages() -> None:
+    """Commands that installed packages bring along; one that is missing says what to install."""
+    for entry in entry_points(group="pathcond.commands"):
+        entry.load()(app)
+    present = {command.name for command in app.registered_commands} | {
+        group.name for group in app.registered_groups
+    }
+    for name, about in PAPER_COMMANDS.items():
+        if name not in present:
+            app.command(
+                name,
+                help=f"{about} Needs the package pathcond-paper.",
+                context_settings=ANY_ARGUMENTS,
+            )(_not_installed)
+
+
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _not_installed(context: typer.Context) -> None:
+    typer.echo(
+        f"Error: pathcond {context.info_name} belongs to the package pathcond-paper, which is "
+        "not installed: run "
+        "pip install ./paper in a checkout of pathcond.",
+        err=True,
+    )
+    raise typer.Exit(WRONG_USAGE)
+
+
+_add_commands_of_packages()
+
+
+def main() -> None:
+    """Entry point of the ``pathcond`` command."""
+    app()

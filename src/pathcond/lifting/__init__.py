@@ -1,0 +1,25 @@
+"""The path lifting Φ: the diagonal of its kernel, its norms, and the number of its paths."""
+
+from .lifting import (
+    PathEnergy,
+    Sample,
+    capture_sample,
+    count_paths,
+    diag_g,
+    log10_paths,
+    off_path,
+    path_energy,
+    path_norm,
+)
+
+__all__ = [
+    "PathEnergy",
+    "Sample",
+    "capture_sample",
+    "count_paths",
+    "diag_g",
+    "log10_paths",
+    "off_path",
+    "path_energy",
+    "path_norm",
+]

@@ -1,0 +1,375 @@
+"""Modules that cannot be followed, because what they call depends on the data: a sparse dispatch
+over experts.
+
+Such a module is opaque. Its inputs and outputs are pinned and its own parameters stay as they are;
+the modules that it calls are captured on their own, on what the example feeds them, and may be
+rescaled inside.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from ..capture.graph import capture_graphs
+from ..capture.isolation import LOCK
+from ..capture.models import canonical_names
+from ..capture.nodes import Graph, Node
+from ..errors import UnsupportedModelError
+from ..interrupts import uninterrupted
+from ..wrappers import unwrap
+from .culprits import culprits, has_forward
+from .reaching import code_of, may_reach_into
+from .recording import Call, Recording, record
+from .stubs import rebuilt, stubs, with_sites
+
+# More ways to call one module than this are not captured: the module is left alone.
+MAX_KINDS = 4
+# Attempts to find the modules that cannot be followed.
+MAX_ATTEMPTS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A module that an opaque module calls.
+
+    Attributes:
+        name: Its qualified name.
+        module: The module.
+        inputs: Example inputs, one for each way in which it is called.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """A model in one mode, around and inside its opaque modules.
+
+    Attributes:
+        graphs: All that could be followed; an opaque module is one call in it. Several where random
+            numbers decide which layers run.
+        parts: The graphs of what opaque modules call, with the model's names.
+        opaque: The modules that cannot be followed.
+        children: What they call.
+        frozen: Parameters and buffers that must stay as they are, and why.
+        unreached: {module inside an opaque one that this example does not reach: its parameters and
+            buffers}.
+    """
+
+    graphs: tuple[Graph, ...]
+    parts: tuple[Graph, ...] = ()
+    opaque: tuple[nn.Module, ...] = ()
+    children: tuple[Child, ...] = ()
+    frozen: dict[str, str] = field(default_factory=dict)
+    unreached: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The first of the graphs."""
+        return self.graphs[0]
+
+
+def capture_around(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    modes: Sequence[bool] = (False, True),
+    inside: bool = True,
+) -> list[Around]:
+    """Capture a model in each mode, around and inside what cannot be followed.
+
+    Args:
+        model: Any module; wrappers are removed.
+        example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs.
+        modes: True for train mode.
+        inside: Whether to capture what opaque modules call.
+
+    Raises:
+        UnsupportedModelError: Nothing of the model can be followed.
+    """
+    model = unwrap(model)
+    found: list[tuple[list[Graph], Recording | None]] = []
+    for training in modes:
+        known = next((recording for _, recording in found if recording is not None), None)
+        # Modules hold stand-ins meanwhile, which nobody may find in them.
+        with uninterrupted(), LOCK:
+            found.append(_around(model, example_inputs, training, known))
+    if all(recording is None for _, recording in found):
+        return [Around(graphs=tuple(graphs)) for graphs, _ in found]
+    recordings = [recording for _, recording in found if recording is not None]
+    children, frozen, unreached = _children(model, recordings)
+    opaque = tuple(dict.fromkeys(module for recording in recordings for module in recording.opaque))
+    captured = []
+    for (graphs, _), training in zip(found, modes, strict=True):
+        parts: list[Graph] = []
+        for child in children if inside else ():
+            try:
+                inner = [
+                    capture_around(child.module, inputs, modes=(training,))[0]
+                    for inputs in child.inputs
+                ]
+            except UnsupportedModelError as error:
+                frozen |= dict.fromkeys(
+                    names_inside(model, child.module).values(),
+                    f"belongs to a module that cannot be captured: {error}",
+                )
+                continue
+            own = names_inside(model, child.module)
+            parts += [
+                relocated(part, child.name, own)
+                for each in inner
+                for part in (*each.graphs, *each.parts)
+            ]
+            frozen |= {own[name]: reason for each in inner for name, reason in each.frozen.items()}
+            for each in inner:
+                for path, names in each.unreached.items():
+                    unreached[f"{child.name}.{path}"] = tuple(own[name] for name in names)
+        captured.append(
+            Around(graphs=tuple(graphs), parts=tuple(parts), opaque=opaque, children=children)
+        )
+    if inside and not any(
+        graph.nodes for each in captured for graph in (*each.graphs, *each.parts)
+    ):
+        raise next(recording.error for recording in recordings)
+    return [replace(each, frozen=frozen, unreached=unreached) for each in captured]
+
+
+def children_on(model: nn.Module, example_inputs: Any, captured: Around) -> tuple[Child, ...]:
+    """What opaque modules call in eval mode on other inputs than those that the model was captured
+    with.
+    """
+    model = unwrap(model)
+    error = UnsupportedModelError(f"{type(model).__name__} cannot be run on the example batch")
+    with uninterrupted():
+        recording = record(model, example_inputs, captured.opaque, training=False, error=error)
+    return _children(model, [recording])[0]
+
+
+def _around(
+    model: nn.Module, example_inputs: Any, training: bool, known: Recording | None
+) -> tuple[list[Graph], Recording | None]:
+    """The graphs around all opaque modules; and what was recorded, if there are any.
+
+    Args:
+        model, example_inputs, training: As in ``capture``.
+        known: Of another mode, where opaque modules have been found already.
+    """
+    opaque: list[nn.Module] = list(known.opaque) if known is not None else []
+    if known is not None:
+        first = known.error
+        suspects: list[nn.Module] = list(known.opaque)
+    else:
+        try:
+            return capture_graphs(model, example_inputs, training=training), None
+        except UnsupportedModelError as error:
+            first = error
+        suspects = culprits(model, example_inputs, training, None)
+        if not suspects:
+            raise first
+    for attempt in range(MAX_ATTEMPTS):
+        if attempt or known is None:
+            culprit = next((module for module in suspects if module not in opaque), model)
+            opaque += [module for module in _written_alike(model, culprit) if module not in opaque]
+        try:
+            recording = _recorded(model, example_inputs, opaque, training, first)
+        except Exception as error:  # the model does not run on the example either
+            if known is None:
+                raise first from None
+            mode = "train" if training else "eval"
+            raise UnsupportedModelError(
+                f"{type(model).__name__} fails in {mode} mode on the example batch: "
+                f"{type(error).__name__}: {error}. Both modes "
+                "are needed: give a batch that holds all that they ask for (targets, say)."
+            ) from error
+        if model in opaque:
+            return [Graph(nodes=(), outputs=(), returned=(), training=training)], recording
+        try:
+            with stubs(model, recording) as sites:
+                graphs = capture_graphs(model, example_inputs, training=training)
+            return [with_sites(graph, sites) for graph in graphs], recording
+        except UnsupportedModelError:
+            pass  # what is raised next must not carry this along
+        suspects = culprits(model, example_inputs, training, recording) or [model]
+    raise first
+
+
+def _recorded(
+    model: nn.Module,
+    example_inputs: Any,
+    opaque: list[nn.Module],
+    training: bool,
+    error: UnsupportedModelError,
+) -> Recording:
+    """A run of the example; callers that share memory with an opaque module become opaque too, and
+    join the list.
+    """
+    while True:
+        recording = record(model, example_inputs, opaque, training=training, error=error)
+        entangled = [
+            module for module in dict.fromkeys(recording.entangled) if module not in opaque
+        ]
+        if not entangled:
+            return recording
+        opaque += entangled
+
+
+def _written_alike(model: nn.Module, culprit: nn.Module) -> list[nn.Module]:
+    """A module that cannot be followed, and all others with the same code; containers of torch have
+    none of their own.
+    """
+    if culprit is model or type(culprit).__module__.startswith("torch."):
+        return [culprit]
+    return [module for module in model.modules() if type(module) is type(culprit)]
+
+
+def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
+    """The graph of a module with the names that its parameters and modules have in the model around
+    it.
+
+    Args:
+        graph: Of the module.
+        prefix: The module's qualified name.
+        names: {name in the module: name in the model}.
+    """
+
+    def moved(node: Node) -> Node:
+        name = names.get(node.name, node.name) if node.op in ("parameter", "buffer") else node.name
+        return replace(
+            node, name=name, module=".".join(part for part in (prefix, node.module) if part)
+        )
+
+    return replace(
+        rebuilt(graph, moved),
+        called=frozenset(names.get(name, name) for name in graph.called),
+        outlet="is returned to a module that cannot be captured",
+    )
+
+
+def _children(
+    model: nn.Module, recordings: Sequence[Recording]
+) -> tuple[tuple[Child, ...], dict[str, str], dict[str, tuple[str, ...]]]:
+    """What opaque modules call, all that must stay as it is, and the modules that they do not
+    call.
+    """
+    names = _names(model)
+    paths = {module: name for name, module in model.named_modules()}
+    calls: dict[nn.Module, list[Call]] = {}
+    frozen: dict[str, str] = {}
+    for recording in recordings:
+        for module, of_module in recording.calls.items():
+            calls.setdefault(module, []).extend(of_module)
+        frozen |= {
+            names[tensor]: reason for tensor, reason in recording.reads.items() if tensor in names
+        }
+    children = []
+    reached: set[nn.Module] = set()
+    for module, of_module in calls.items():
+        inputs = _kinds(module, of_module)
+        if inputs is None:
+            reached.update(module.modules())
+            reason = "belongs to a module that is called in ways too many or too unusual to capture"
+            frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
+        elif inputs:
+            reached.update(module.modules())
+            children.append(Child(name=paths[module], module=module, inputs=inputs))
+            if _may_be_reached_into(module, paths[module], recordings):
+                reason = (
+                    "belongs to a module that is called by code which may, on other inputs, read "
+                    "or call its parts"
+                )
+                frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
+    opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
+    unreached: dict[str, tuple[str, ...]] = {}
+    for module in dict.fromkeys(inner for outer in opaque for inner in outer.modules()):
+        if module in opaque:
+            kind = type(module).__name__
+            reason = (
+                f"belongs to {kind}, which cannot be captured, and is not read through a module "
+                "that it calls"
+            )
+            for name in _names_of(module, names, recurse=False):
+                frozen.setdefault(name, reason)
+        elif module not in reached:
+            # A ModuleList cannot be reached at all.
+            unreached[paths[module]] = _names_of(module, names, recurse=has_forward(module))
+    return tuple(children), frozen, unreached
+
+
+def _names_of(module: nn.Module, names: Mapping[int, str], *, recurse: bool) -> tuple[str, ...]:
+    tensors = [*module.parameters(recurse=recurse), *module.buffers(recurse=recurse)]
+    return tuple(names[id(tensor)] for tensor in tensors)
+
+
+def _may_be_reached_into(child: nn.Module, path: str, recordings: Sequence[Recording]) -> bool:
+    """Whether an opaque module around this one may, on other inputs, read or call what is inside
+    it.
+    """
+    for recording in recordings:
+        around = [module for module in recording.opaque if child in set(module.modules())]
+        for caller in dict.fromkeys([*recording.callers.get(child, ()), *around]):
+            codes = code_of(caller, recording.executed.get(caller, ()))
+            if may_reach_into(child, path.rpartition(".")[2], codes):
+                return True
+    return False
+
+
+def _kinds(module: nn.Module, calls: Sequence[Call]) -> tuple[Any, ...] | None:
+    """Example inputs for each way in which a module is called: the largest of those that differ in
+    sizes alone.
+
+    Empty if it is only ever called on nothing, None if it is called in too many ways.
+    """
+    kinds: dict[Any, Call] = {}
+    for call in calls:
+        if not call.numel:
+            continue
+        largest = kinds.get(call.kind)
+        if largest is None or call.numel > largest.numel:
+            kinds[call.kind] = call
+    inputs = [_as_inputs(module, call) for call in kinds.values()]
+    return (
+        None if len(inputs) > MAX_KINDS or any(each is None for each in inputs) else tuple(inputs)
+    )
+
+
+def _as_inputs(module: nn.Module, call: Call) -> Any:
+    """A call as a tuple of positional or a dict of keyword inputs; None if it is neither."""
+    if not call.kwargs:
+        return call.args
+    try:
+        bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+    except (TypeError, ValueError):
+        return None
+    if bound.args and any(name not in bound.arguments for name in call.kwargs):
+        return None
+    by_name = dict(bound.arguments)
+    kinds = inspect.signature(module.forward).parameters
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return by_name if all(kinds[name].kind in plain for name in by_name) else None
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    """{id of a parameter or buffer: its first name}."""
+    first = canonical_names(model)
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {id(tensor): first[name] for name, tensor in tensors}
+
+
+def names_inside(model: nn.Module, module: nn.Module) -> dict[str, str]:
+    """{name of a parameter or buffer in a module: its first name in the model}."""
+    names = _names(unwrap(model))
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    return {name: names[id(tensor)] for name, tensor in tensors}

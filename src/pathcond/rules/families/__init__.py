@@ -1,0 +1,1 @@
+"""The rules themselves, one file per family of operations."""

@@ -1,0 +1,169 @@
+"""How far a rescaling may take weights out of balance: the default bound of ``condition_``.
+
+The criterion asks every unit h for Σ_in g' − Σ_out g' = (n_in − n_out) E/p, where n counts
+parameters. E also holds the energy of parameters that no unit moves. Where these dominate
+(embeddings in front of a LayerNorm have g ∝ 1/σ², and σ is small where embeddings are), E/p is a
+number that no scale can change, and units with n_in ≠ n_out run after it however far it is: their
+optimum says nothing about their own paths. So scales are kept near *balance*, the point t* at which
+
+    Σ_b mean(W_b²) exp(2 K t),     b runs over the parameter tensors that the Symmetry moves,
+
+is least: weights that feed a unit are then as large as the weights that read it, entry by entry. A
+unit in front of a BatchNorm has weights on one side only, and smaller is always less. A linear term
+−a·t holds it: its weights count as if their norm were 1, whatever it is in the model.
+
+So the weights of all rescalings of a model have the same point of balance, and a box around it does
+not move with the model. It is widened to hold the model as it is. After a rescaling the box of the
+new model lies inside the old one and still holds the minimiser of the convex criterion, so
+conditioning twice does nothing.
+
+>>> import torch, pathcond
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(2, 1, bias=False),
+...     torch.nn.ReLU(),
+...     torch.nn.Linear(1, 2, bias=False),
+... )
+>>> with torch.no_grad():
+...     _ = model[0].weight.fill_(100.0), model[2].weight.fill_(1.0)
+>>> symmetry = pathcond.find_symmetry(model, torch.ones(1, 2))
+>>> lower, upper = balance_bounds(
+...     symmetry, model, width=1.0
+... )  # in balance at λ = 1/10, that is log λ = −2.3
+>>> [round(float(bound), 2) for bound in (lower[0], upper[0])]
+[-3.3, 0.0]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..distributed.ranks import Ranks
+from ..distributed.sharding import local
+from ..symmetry.symmetry import Symmetry
+from ..wrappers import unwrap
+from .coordinate_descent import CoordinateDescent
+from .exact import Exact
+from .problem import Block, Pairs, Problem
+
+# Half the width of the box: weights may be 12 times as large, or as small, as in balance. It is the
+# paper's |u| ≤ 5.
+WIDTH = 2.5
+EXACT = 1e-6  # of log λ: how well a point of balance must be known
+FINE = 1e-9  # and how well it is computed where rounding allows: the box moves with it
+# over units whose weights are too small for the exact solver to see them beside the others
+SWEEPS = 20
+# The solvers minimise p log(c + Σ) + slope·u. With c this many times what one-sided units weigh it
+# is Σ + a·u nearly, and has a minimum in every model.
+LINEAR = 100.0
+
+
+def balance_bounds(
+    symmetry: Symmetry, model: nn.Module, width: float = WIDTH
+) -> tuple[Tensor, Tensor]:
+    """Least and greatest log λ of every unit, (num_units,) each, within ``width`` of balance; scale
+    1 is always inside.
+
+    Units that have parameters on one side only (in front of a BatchNorm) have no bound here. Units
+    with a side that holds nothing but zeros, or whose balance cannot be computed, stay at scale 1.
+    """
+    lower = torch.full((symmetry.num_units,), -math.inf, dtype=torch.float64)
+    upper = -lower
+    weights = {
+        name: weight.detach()
+        for name, weight in unwrap(model).named_parameters()
+        if name in symmetry.scalings
+    }
+    if not symmetry.num_units or not weights:
+        return lower, upper
+    sizes = {name: max(weight.numel(), 1) for name, weight in weights.items()}
+    ones = Problem.of(
+        symmetry,
+        {name: torch.ones_like(weight).double() / sizes[name] for name, weight in weights.items()},
+    )
+    two_sided = _has_two_sides(ones).cpu()
+    if not bool(two_sided.any()) or not _any_weight(weights, ones.ranks):
+        return lower, upper
+    squares = {name: weight.double().square() / sizes[name] for name, weight in weights.items()}
+    centre, known = _balance(_norm_problem(Problem.of(symmetry, squares), ones))
+    lower = torch.where(two_sided, torch.where(known, (centre - width).clamp(max=0.0), 0.0), lower)
+    upper = torch.where(two_sided, torch.where(known, (centre + width).clamp(min=0.0), 0.0), upper)
+    return lower, upper
+
+
+def _norm_problem(squares: Problem, ones: Problem) -> Problem:
+    """The problem whose minimiser is the point of balance.
+
+    Args:
+        squares: Of the mean squares of all weights. They grow with t where energies shrink with u =
+            2t, so u = −2t.
+        ones: The same if every weight were 1.
+    """
+    into, out = squares.at(squares.zero()).sides
+    if_one_into, if_one_out = ones.at(ones.zero()).sides
+    one_sided = ((if_one_into > 0) ^ (if_one_out > 0)) & ((into > 0) ^ (out > 0))
+    movable = one_sided | ((into > 0) & (out > 0))
+    # The norm of its weights would be 1; in the units of ``squares``, relative to the sum of all.
+    mean_square = math.exp(ones.log_total - squares.log_total) / ones.slope.abs().clamp(min=1.0)
+    held = torch.where(one_sided, if_one_into - if_one_out, 0.0) * mean_square
+    constant = LINEAR * float(held.abs().sum())
+    slope = squares.num_parameters * held / constant if constant > 0 else torch.zeros_like(held)
+    return replace(
+        squares,
+        fixed=constant,
+        slope=slope,
+        lower=squares.lower.masked_fill(~movable, 0.0),
+        upper=squares.upper.masked_fill(~movable, 0.0),
+    )
+
+
+def _balance(problem: Problem) -> tuple[Tensor, Tensor]:
+    """log λ that brings every unit into balance, and whether it is known, (num_units,) each."""
+    u = problem.zero()
+    movable = problem.upper > 0
+    imbalance = _imbalance(problem)
+    for solver in (Exact(tolerance=1e-15), CoordinateDescent(sweeps=SWEEPS, tolerance=FINE)):
+        if bool((imbalance[movable] < FINE).all()):
+            break
+        u = u + 2 * solver.solve(_shifted(problem, u)).log_scales
+        imbalance = _imbalance(_shifted(problem, u))
+    return -u.cpu() / 2, (movable & (imbalance < EXACT)).cpu()
+
+
+def _shifted(problem: Problem, u: Tensor) -> Problem:
+    """The same problem with its origin at u."""
+    v = problem.combination @ u
+    shrink, grow = (-v).exp(), v.exp()
+    blocks = tuple(
+        Block(b.rows, b.columns, shrink[b.rows, None] * b.energy * grow[b.columns])
+        for b in problem.blocks
+    )
+    pairs = problem.pairs
+    moved = Pairs(
+        pairs.rows, pairs.columns, shrink[pairs.rows] * pairs.energy * grow[pairs.columns]
+    )
+    return replace(problem, blocks=blocks, pairs=moved)
+
+
+def _has_two_sides(problem: Problem) -> Tensor:
+    """Units that some energy enters and some leaves, (num_units,) bool."""
+    into, out = problem.at(problem.zero()).sides
+    return (into > 0) & (out > 0)
+
+
+def _imbalance(problem: Problem) -> Tensor:
+    """|log λ| that would bring each unit into balance if the others stayed, (num_units,); NaN where
+    a side is empty.
+    """
+    point = problem.at(problem.zero())
+    into, out = point.sides
+    held = problem.slope * (point.energy / problem.num_parameters)
+    return ((into + (-held).clamp(min=0.0)) / (out + held.clamp(min=0.0))).log().abs() / 4
+
+
+def _any_weight(weights: dict[str, Tensor], ranks: Ranks) -> bool:
+    found = torch.tensor([float(bool(local(weight).any())) for weight in weights.values()])
+    return bool(ranks.maximum(found).any())

@@ -1,0 +1,439 @@
+"""The convex criterion F over the log-scales of a Symmetry: value, gradient and Hessian-vector
+products in block form.
+
+    F(u) = p · log Σ_i g_i exp(−(Ku)_i) + Σ_i (Ku)_i                      (eq. optim_with_bz)
+
+over the p trainable parameters with g_i > 0; u = 2t, and θ' = θ ⊙ exp(Ku/2) has the diagonal g ⊙
+exp(−Ku). A parameter that the class of equal log-scales r multiplies and the class c divides has
+(Ku)_i = v_r − v_c, where v = C u is the u of every class. So a parameter tensor enters only through
+sums over its (r, c) pairs:
+
+    u   (num_units,)      unknowns             M   (R, C) of a block, Σ g of every pair
+    v   (num_classes,)    C u                  n   (num_classes,) parameters that it multiplies,
+                                                   less those that it divides
+    E   Σ_i g_i exp(−(Ku)_i), relative to its value at u = 0                   s = ∂E/∂v
+
+>>> import torch, pathcond
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+... ).double()
+>>> x = torch.randn(4, 2).double()
+>>> problem = Problem.of(pathcond.find_symmetry(model, x), pathcond.diag_g(model, x))
+>>> problem.num_parameters, problem.num_units
+(13, 3)
+>>> u = torch.zeros(3, dtype=torch.float64)
+>>> bool(problem.at(u).gradient @ problem.at(u).gradient >= 0)
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..distributed.ranks import ALONE, Ranks
+from ..distributed.sharding import counts_here, cut, is_sharded, local, mesh_group
+from ..rules.class_pairs import Meeting
+from ..rules.values import Scaling
+from ..symmetry.symmetry import Combination, Symmetry
+
+# entries of all blocks up to which a problem is solved on the CPU: there are too few to keep a GPU
+# busy
+SMALL = 2**21
+
+
+@dataclass(frozen=True)
+class Block:
+    """One parameter, summed over pairs of classes of equal log-scales.
+
+    Attributes:
+        rows, columns: (R,) and (C,) classes that multiply and that divide it.
+        energy: (R, C), Σ g of every pair.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    energy: Tensor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Single pairs of classes, of all the parameters that are vectors to us: biases, gains,
+    depthwise kernels.
+
+    Attributes:
+        rows, columns, energy: (n,) each.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    energy: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """F over one Symmetry and one diagonal, on a box of u.
+
+    Attributes:
+        blocks, pairs: The parameters that some unit rescales; energies relative to the sum of all
+            g.
+        fixed: Energy of the others, likewise relative.
+        num_parameters: p, the number of trainable parameters with g > 0.
+        log_total: log of the sum of all g.
+        combination: C.
+        num_units: Length of u.
+        groups: Positions of the units, layer by layer in forward order.
+        slope: (num_units,) gradient of the linear term Σ_i (Ku)_i.
+        lower, upper: (num_units,) bounds on u, around 0; infinite where there is none.
+        ranks: Of a sharded model each process has the blocks and pairs of its own parts only;
+            energies are summed over all.
+    """
+
+    blocks: tuple[Block, ...]
+    pairs: Pairs
+    fixed: float
+    num_parameters: int
+    log_total: float
+    combination: Combination
+    num_units: int
+    groups: tuple[Tensor, ...]
+    slope: Tensor
+    lower: Tensor
+    upper: Tensor
+    ranks: Ranks = ALONE
+
+    @classmethod
+    def of(
+        cls,
+        symmetry: Symmetry,
+        g: Mapping[str, Tensor],
+        bounds: tuple[Tensor, Tensor] | None = None,
+    ) -> Problem:
+        """Collapse a diagonal over the classes of a Symmetry.
+
+        Args:
+            symmetry: From ``find_symmetry``.
+            g: From ``diag_g``, by parameter name; what is missing counts in neither p nor E.
+            bounds: Least and greatest log λ of every unit, (num_units,) each, as
+                ``Symmetry.log_scale_bounds`` gives them.
+
+        Raises:
+            ValueError: g has a negative or non-finite entry or no positive one, or the bounds do
+                not contain scale 1.
+        """
+        g = counted(symmetry, g)
+        ranks = ranks_of(g)
+        total = _checked_total(g, ranks)
+        meetings: list[Meeting] = []
+        counts: list[Tensor] = []
+        blocks, pairs, fixed = [], [], []
+        for name, whole in g.items():  # nothing here waits for the device
+            values = local(whole)
+            if ranks.sharded and not (counts_here(whole, ranks.rank) and values.numel()):
+                continue
+            if name not in symmetry.scalings:
+                fixed.append(
+                    torch.stack([values.double().sum() / total, (values > 0).sum().double()])
+                )
+                continue
+            meeting = _meeting(symmetry.scalings[name], whole)
+            meetings.append(meeting)
+            counts += meeting.counts(values > 0)
+            if not meeting.dense:
+                pairs.append(Pairs(*meeting.pairs(values.double() / total)))
+                continue
+            block = Block(meeting.rows, meeting.columns, meeting.matrix(values.double()) / total)
+            if min(block.energy.shape) > 1:
+                blocks.append(block)
+            else:
+                rows, columns = torch.broadcast_tensors(block.rows, block.columns)
+                pairs.append(Pairs(rows, columns, block.energy.flatten()))
+        device = next((values.device for values in g.values()), torch.device("cpu"))
+        entries = torch.tensor(float(sum(block.energy.numel() for block in blocks)))
+        if float(ranks.maximum(entries)) <= SMALL:
+            device = torch.device("cpu")
+        combination = symmetry.combination.to(device)
+        n, p = _numbers(meetings, counts, combination.num_classes, device)
+        single = _joined(pairs, device)
+        kept = (single.rows != single.columns) & (single.energy > 0)
+        others = (
+            torch.stack(fixed).sum(0).to(device)
+            if fixed
+            else torch.zeros(2, dtype=torch.float64, device=device)
+        )
+        others += torch.stack([single.energy[~kept].sum(), torch.tensor(float(p), device=device)])
+        rest, p = ranks.sum(others).tolist()
+        lower, upper = _box(symmetry.num_units, bounds, device)
+        return cls(
+            blocks=tuple(
+                Block(b.rows.to(device), b.columns.to(device), b.energy.to(device)) for b in blocks
+            ),
+            pairs=Pairs(single.rows[kept], single.columns[kept], single.energy[kept]),
+            fixed=rest,
+            num_parameters=int(p),
+            log_total=math.log(total),
+            combination=combination,
+            num_units=symmetry.num_units,
+            slope=combination.transposed(ranks.sum(n), symmetry.num_units),
+            lower=lower,
+            upper=upper,
+            ranks=ranks,
+            groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.slope.device
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Classes that multiply, of all blocks and then of the pairs, one after the other."""
+        return torch.cat([*(block.rows for block in self.blocks), self.pairs.rows])
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """The same for those that divide."""
+        return torch.cat([*(block.columns for block in self.blocks), self.pairs.columns])
+
+    def through(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """M y for every entry of ``rows`` and Mᵀ x for every entry of ``columns``; x and y are
+        (num_classes,).
+        """
+        x, y = x[self.rows], y[self.columns]
+        to_rows, to_columns = torch.empty_like(x), torch.empty_like(y)
+        row = column = 0
+        for block in self.blocks:  # both products at once, while the block is in the cache
+            height, width = block.energy.shape
+            torch.mv(block.energy, y[column : column + width], out=to_rows[row : row + height])
+            torch.mv(block.energy.T, x[row : row + height], out=to_columns[column : column + width])
+            row, column = row + height, column + width
+        torch.mul(self.pairs.energy, y[column:], out=to_rows[row:])
+        torch.mul(self.pairs.energy, x[row:], out=to_columns[column:])
+        return to_rows, to_columns
+
+    def energy_without(self, classes: Tensor, v: Tensor) -> float:
+        """E of the parameters that none of these classes scale, summed up and not subtracted from
+        the whole.
+        """
+        shrink, grow = (-v).exp(), v.exp()
+        shrink[classes] = grow[classes] = 0.0
+        return self.fixed + float(
+            self.ranks.sum((shrink[self.rows] * self.through(shrink, grow)[0]).sum())
+        )
+
+    def zero(self) -> Tensor:
+        """u of the model as it is, (num_units,)."""
+        return torch.zeros(self.num_units, dtype=torch.float64, device=self.device)
+
+    def bounded(self, max_log_scale: float | None) -> Problem:
+        """The same problem on the part of its box with |log λ| ≤ max_log_scale."""
+        if max_log_scale is None:
+            return self
+        return replace(
+            self,
+            lower=self.lower.clamp(min=-2 * max_log_scale),
+            upper=self.upper.clamp(max=2 * max_log_scale),
+        )
+
+    def at(self, u: Tensor) -> Point:
+        """F around u, (num_units,): its value, gradient and Hessian."""
+        return Point(self, u)
+
+
+class Point:
+    """F at one u; what is asked for is computed once.
+
+    Attributes:
+        by_row, by_column: Energies that leave through every entry of ``problem.rows`` and
+            ``problem.columns``.
+    """
+
+    def __init__(self, problem: Problem, u: Tensor) -> None:
+        self.problem, self.u = problem, u.clone()
+        v = problem.combination @ u
+        # of a parameter that the class multiplies, or divides
+        self.shrink, self.grow = (-v).exp(), v.exp()
+        to_rows, to_columns = problem.through(self.shrink, self.grow)
+        self.by_row, self.by_column = (
+            self.shrink[problem.rows] * to_rows,
+            self.grow[problem.columns] * to_columns,
+        )
+        self.energy = problem.fixed + float(problem.ranks.sum(self.by_row.sum()))  # E(u) / E(0)
+
+    @property
+    def value(self) -> float:
+        """F(u)."""
+        p = self.problem
+        if not 0 < self.energy < math.inf:  # too far out for float64
+            return math.inf
+        return p.num_parameters * (p.log_total + math.log(self.energy)) + float(p.slope @ self.u)
+
+    @cached_property
+    def energy_gradient(self) -> Tensor:
+        """∂E/∂u, (num_units,)."""
+        return self._gathered(-self.by_row, self.by_column)
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """∇F(u), (num_units,)."""
+        return self.problem.num_parameters / self.energy * self.energy_gradient + self.problem.slope
+
+    @cached_property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Energy of the parameters that each unit multiplies, and of those that it divides,
+        (num_units,) each.
+        """
+        problem, C = self.problem, self.problem.combination
+        multiplied, divided = (torch.zeros_like(self.grow) for _ in range(2))
+        multiplied.index_add_(0, problem.rows, self.by_row)
+        divided.index_add_(0, problem.columns, self.by_column)
+        multiplied, divided = problem.ranks.sum(torch.stack([multiplied, divided]))
+        positive = C.coefficients > 0
+        found = []
+        for up, down in ((multiplied, divided), (divided, multiplied)):
+            terms = C.coefficients.abs() * torch.where(positive, up[C.classes], down[C.classes])
+            found.append(torch.zeros_like(self.u).index_add_(0, C.units, terms))
+        return found[0], found[1]
+
+    def outward(self, margin: float | Tensor = 1e-9) -> Tensor:
+        """Units within a margin of a bound that −∇F points out of, (num_units,) bool."""
+        p, g = self.problem, self.gradient
+        return ((self.u >= p.upper - margin) & (g < 0)) | ((self.u <= p.lower + margin) & (g > 0))
+
+    @cached_property
+    def residual(self) -> float:
+        """How far from optimal: the norm of ∇F over the units that may follow it, divided by p."""
+        return (
+            float(self.gradient.masked_fill(self.outward(), 0.0).norm())
+            / self.problem.num_parameters
+        )
+
+    def laplacian_diagonal(self) -> Tensor:
+        """The diagonal of p/E · ∂²E/∂u², (num_units,), each unit's classes taken as independent: an
+        upper estimate.
+        """
+        return (
+            self.problem.num_parameters
+            / self.energy
+            * self._gathered(self.by_row, self.by_column, power=2)
+        )
+
+    def hessian_product(self, d: Tensor) -> Tensor:
+        """∇²F(u) · d, (num_units,): a weighted graph Laplacian less a rank-one term."""
+        problem = self.problem
+        dv = problem.combination @ d
+        across, back = problem.through(self.shrink * dv, self.grow * dv)
+        laplacian = self._gathered(
+            dv[problem.rows] * self.by_row - self.shrink[problem.rows] * across,
+            dv[problem.columns] * self.by_column - self.grow[problem.columns] * back,
+        )
+        mean = self.energy_gradient / self.energy
+        return problem.num_parameters * (laplacian / self.energy - mean * (mean @ d))
+
+    def _gathered(self, at_rows: Tensor, at_columns: Tensor, power: int = 1) -> Tensor:
+        """Cᵀ of what the entries of rows and columns bring to their classes (C with its entries to
+        a power), (num_units,).
+        """
+        problem, C = self.problem, self.problem.combination
+        total = (
+            torch.zeros_like(self.grow)
+            .index_add_(0, problem.rows, at_rows)
+            .index_add_(0, problem.columns, at_columns)
+        )
+        total, coefficients = problem.ranks.sum(total), C.coefficients**power
+        return Combination(C.classes, C.units, coefficients, C.num_classes).transposed(
+            total, problem.num_units
+        )
+
+
+def _meeting(scaling: Scaling, tensor: Tensor) -> Meeting:
+    """Which classes meet in a parameter, or in what this process holds of it."""
+    if not is_sharded(tensor):
+        return scaling.meeting
+    return Meeting.of(cut(scaling.plus, tensor), cut(scaling.minus, tensor), tensor.dim())
+
+
+def _numbers(
+    meetings: list[Meeting], counts: list[Tensor], num_classes: int, device: torch.device
+) -> tuple[Tensor, int]:
+    """Parameters with g > 0 that each class multiplies, less those that it divides, (num_classes,),
+    and how many there are.
+    """
+    n = torch.zeros(num_classes, dtype=torch.float64, device=device)
+    if not counts:
+        return n, 0
+    each = torch.cat(counts).to(device)
+    classes = torch.cat(
+        [ids for m in meetings for ids in (m.rows[m.r.flatten()], m.columns[m.c.flatten()])]
+    )
+    sizes = [len(part) for part in counts]
+    signs = torch.tensor([1.0, -1.0] * len(meetings), dtype=torch.float64).repeat_interleave(
+        torch.tensor(sizes)
+    )
+    n.index_add_(0, classes.to(device), signs.to(device) * each)
+    return n, int((each * (signs > 0).to(device)).sum())
+
+
+def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
+    if not pairs:
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        return Pairs(none, none, none.double())
+    return Pairs(
+        *(
+            torch.cat([getattr(part, name) for part in pairs]).to(device)
+            for name in ("rows", "columns", "energy")
+        )
+    )
+
+
+def counted(symmetry: Symmetry, g: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a diagonal over which F runs."""
+    return {name: values for name, values in g.items() if name not in symmetry.uncounted}
+
+
+def ranks_of(g: Mapping[str, Tensor]) -> Ranks:
+    """The processes over which a diagonal is spread."""
+    sharded = {name: values for name, values in g.items() if is_sharded(values)}
+    return Ranks(group=mesh_group(sharded), sharded=True) if sharded else ALONE
+
+
+def _checked_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
+    held = [
+        local(values).double()
+        for values in g.values()
+        if not ranks.sharded or counts_here(values, ranks.rank)
+    ]
+    device = held[0].device if held else torch.device("cpu")
+    found = [torch.stack([values.sum(), values.min()]) for values in held if values.numel()]
+    sums = torch.stack(found) if found else torch.zeros(1, 2, dtype=torch.float64, device=device)
+    total, smallest = float(ranks.sum(sums[:, 0].sum())), -float(ranks.maximum(-sums[:, 1].min()))
+    if not (math.isfinite(total) and total > 0 and smallest >= 0):
+        raise ValueError(
+            "diag(G) must be finite, not negative, and positive somewhere: its sum "
+            f"is {total}, its least {smallest}"
+        )
+    return total
+
+
+def _box(
+    num_units: int, bounds: tuple[Tensor, Tensor] | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    if bounds is None:
+        upper = torch.full((num_units,), math.inf, dtype=torch.float64, device=device)
+        return -upper, upper
+    lower, upper = (2 * bound.to(device, torch.float64) for bound in bounds)
+    if (
+        lower.shape != (num_units,)
+        or upper.shape != (num_units,)
+        or not bool(((lower <= 0) & (upper >= 0)).all())
+    ):
+        raise ValueError(
+            f"bounds are two vectors of {num_units} log-scales, one not above 0 and "
+            "the other not below"
+        )
+    return lower, upper

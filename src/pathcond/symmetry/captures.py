@@ -1,0 +1,164 @@
+"""All captures that a model's Symmetry must satisfy: both modes, on every example, at other
+sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture.aliasing import writes
+from ..capture.nodes import Graph, Node, is_empty
+from ..capture.outputs import require_fitting_types
+from ..errors import UnsupportedModelError
+from ..opaque.around import Around, capture_around
+from ..trees import tree_leaves, tree_map
+from .sizes import Example, examples_of_other_sizes
+
+logger = logging.getLogger("pathcond")
+
+# Nodes of these ops differ between the modes of one and the same program.
+BY_MODE = ("dropout", "batch_norm", "instance_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What a model computes on one example.
+
+    Attributes:
+        example: The inputs.
+        graphs: Eval mode first, then every form that train mode takes, then what is called by
+            modules that cannot be followed.
+        frozen: Parameters and buffers that must stay as they are, and why.
+        unreached: {module that another example may reach: its parameters and buffers}.
+    """
+
+    example: Example
+    graphs: tuple[Graph, ...]
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None) -> list[Captured]:
+    """Capture a model on the user's examples and on one of other sizes.
+
+    Args:
+        model: Any module, not wrapped.
+        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword
+            inputs.
+        other_inputs: A second example, or a list of them.
+
+    Raises:
+        UnsupportedModelError: The model cannot be captured on an example that the user gave.
+    """
+    others = other_inputs if isinstance(other_inputs, list) else [other_inputs]
+    given = [Example(example_inputs), *(Example(inputs) for inputs in others if inputs is not None)]
+    for example in given:
+        require_fitting_types(model, example.inputs)
+    found = [_captured(example, capture_around(model, example.inputs)) for example in given]
+    modes = (False,) if _has_one_program(found[0]) else (False, True)
+    for example in examples_of_other_sizes(model, example_inputs):
+        try:
+            found.append(_captured(example, capture_around(model, example.inputs, modes=modes)))
+        except UnsupportedModelError as error:
+            logger.info("The model cannot be captured at other sizes than the example's: %s", error)
+    return found
+
+
+def _captured(example: Example, modes: Sequence[Around]) -> Captured:
+    graphs = [graph for mode in modes for graph in mode.graphs]
+    parts = [part for mode in modes for part in mode.parts]
+    frozen = {name: reason for mode in modes for name, reason in mode.frozen.items()}
+    unreached = {path: names for mode in modes for path, names in mode.unreached.items()}
+    return Captured(example=example, graphs=(*graphs, *parts), frozen=frozen, unreached=unreached)
+
+
+def _has_one_program(captured: Captured) -> bool:
+    """Whether another capture in train mode tells nothing new: both modes run the same program."""
+    return len(captured.graphs) == 2 and is_same_program(*captured.graphs)
+
+
+def is_same_program(graph: Graph, other: Graph) -> bool:
+    """Whether two graphs make the same calls on the same values, up to what the mode changes.
+
+    >>> import torch
+    >>> layers = [
+    ...     torch.nn.Linear(3, 4),
+    ...     torch.nn.BatchNorm1d(4),
+    ...     torch.nn.Dropout(),
+    ...     torch.nn.Linear(4, 2),
+    ... ]
+    >>> model = torch.nn.Sequential(*layers)
+    >>> from pathcond.capture.graph import capture_both_modes
+    >>> is_same_program(*capture_both_modes(model, torch.randn(5, 3)))
+    True
+    """
+    return _calls(graph) == _calls(other)
+
+
+def _calls(graph: Graph) -> list[Any]:
+    number: dict[Node, Any] = {}
+    calls: list[Any] = []
+    for node in graph.nodes:
+        if node.target is None:
+            number[node] = node.name
+        elif not _only_counts(node):
+            arguments = tree_map(lambda a: number.get(a) if isinstance(a, Node) else a, node.bound)
+            if node.op in BY_MODE:
+                arguments = next(iter(arguments.values()))
+            number[node] = len(calls)
+            calls.append((node.op, node.shape, repr(arguments)))
+    return calls
+
+
+def _only_counts(node: Node) -> bool:
+    """Whether the node advances an integer buffer: a norm counts its batches in train mode."""
+    return (
+        writes(node)
+        and isinstance(node.dtype, torch.dtype)
+        and not node.dtype.is_floating_point
+        and all(operand.op == "buffer" for operand in node.operands)
+    )
+
+
+def list_frozen_by_routing(captured: Sequence[Captured]) -> dict[str, str]:
+    """Parameters and buffers that must stay because control flow depends on the data, and why.
+
+    A module that no example reaches may share its parameters with one that is reached: they stay
+    too.
+    """
+    found = {name: reason for capture in captured for name, reason in capture.frozen.items()}
+    for path, names in captured[0].unreached.items():
+        if all(path in capture.unreached for capture in captured[1:]):
+            reason = "belongs to a module that the example never reaches: give a batch that does"
+            found |= {name: reason for name in names if name not in found}
+    return found
+
+
+def list_parameters_read(captured: Iterable[Captured]) -> set[str]:
+    """Names of all parameters that some capture reads.
+
+    Results that ``forward`` always drops (a pooler that nobody asks for) may come from any
+    parameter. Where it depends on the example which results are dropped, another input may use them
+    all: then only parameters that an output depends on count.
+    """
+    needed = [
+        set().union(*(_parameters_needed(graph) for graph in capture.graphs))
+        for capture in captured
+    ]
+    called = [set().union(*(graph.called for graph in capture.graphs)) for capture in captured]
+    dropped = [names - found for names, found in zip(called, needed, strict=True)]
+    always = all(names == dropped[0] for names in dropped)
+    return set().union(*needed, *(called if always else ()))
+
+
+def _parameters_needed(graph: Graph) -> set[str]:
+    """Parameters that an output depends on, or a call that writes in place."""
+    reached = [operand for node in graph.nodes if not is_empty(node) for operand in node.operands]
+    returned = [leaf for leaf in tree_leaves(graph.outputs) if isinstance(leaf, Node)]
+    return {node.name for node in (*reached, *returned) if node.op == "parameter"}

@@ -1,0 +1,154 @@
+"""Units that are computed and then dropped: ``relu(W x)[..., :n]`` reads the first n rows of W
+only.
+
+Nothing holds the scale of a unit that reaches no output of any example. Another input may read it
+all the same, and then it must fit its neighbours, but what it will meet is not known. So such units
+keep their scale, and so does the rest of the parameters that feed them. A parameter that is read
+for such units alone counts as one that no example reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..capture.nodes import Node
+from ..rules.labels import ANY, FIXED, Labels
+from ..rules.scales import UNSET, Scales
+from ..rules.table import family_of
+from ..rules.values import Scaling
+
+# Ops whose results have labels of their own, element by element.
+ELEMENTWISE = frozenset(
+    "mul multiply div divide true_divide square sqrt rsqrt reciprocal pow".split()
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The labels of one call.
+
+    Attributes:
+        node: The call.
+        operands: Labels of what it reads, as they were when it was made; of parameters, those that
+            it asks of them.
+        results: Labels of what it returns; empty where it returns something else than labels.
+        made: Labels that its rule has made: those of the results, and of values inside, such as the
+            states of a recurrence.
+    """
+
+    node: Node
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    made: range = range(0)
+
+
+def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) -> Tensor:
+    """Which labels an output depends on, (labels so far,) boolean.
+
+    Args:
+        scales: After the walk over the graph.
+        steps: Its calls in order.
+        outputs: What the graph returns.
+    """
+    root = scales.equations.simplified(
+        torch.arange(scales.equations.count, dtype=torch.int32)
+    ).long()
+    used = torch.zeros(len(root), dtype=torch.bool)
+    # What carries no scale may be read by anything.
+    used[FIXED] = True
+    for labels in outputs:
+        used[root[_known(labels.ids)]] = True
+    for step in reversed(steps):
+        results = [root[_known(labels.ids)] for labels in step.results]
+        operands = [root[_known(labels.ids)] for labels in step.operands]
+        inside = root[step.made.start : step.made.stop]
+        if step.node.op in ELEMENTWISE and len(results) == 1:
+            for ids in operands:
+                ids, mask = torch.broadcast_tensors(ids, used[results[0]])
+                used[ids[mask]] = True
+        elif not _selects(step.node) and (
+            not results or any(bool(used[ids].any()) for ids in results)
+        ):
+            kept = torch.zeros_like(used)
+            # The states of one layer of a recurrence feed the next, returned or not.
+            for ids in results if not family_of(step.node.op).recurrent else ():
+                kept[ids] = True
+            for ids in (*operands, inside):
+                used[ids[~kept[ids]]] = True
+    return used[root]
+
+
+def used_anywhere(scales: Scales, used: Sequence[Tensor]) -> Tensor:
+    """Labels that equal one which some graph uses, (labels,) boolean.
+
+    Args:
+        scales: After all captures were walked over.
+        used: From ``find_used``, per graph; later graphs have more labels.
+    """
+    root = scales.equations.simplified(
+        torch.arange(scales.equations.count, dtype=torch.int32)
+    ).long()
+    classes = torch.zeros(len(root), dtype=torch.bool)
+    classes[FIXED] = True
+    for mask in used:
+        classes[root[: len(mask)][mask]] = True
+    return classes[root]
+
+
+def list_dropped(scales: Scales, used: Tensor) -> list[str]:
+    """Parameters that are read for nothing but results that are dropped: another input may read all
+    of them.
+
+    Args:
+        scales: After all captures were walked over.
+        used: From ``used_anywhere``.
+    """
+    found = []
+    for name, scaling in scales.scalings.items():
+        given = _given(scaling)
+        if (
+            name in scales.parameter_shapes
+            and name not in scales.frozen
+            and given.numel()
+            and not used[given].any()
+        ):
+            found.append(name)
+    return found
+
+
+def hold_dropped(scales: Scales, used: Tensor) -> None:
+    """Keep the scale of units that no output depends on, and of those that come from the same
+    parameter.
+
+    Args:
+        scales: After all captures were walked over.
+        used: From ``used_anywhere``.
+    """
+    output = Node(name="output", op="output")
+    for name, scaling in scales.scalings.items():
+        given = _given(scaling)
+        if name not in scales.frozen and not bool(used[given].all()):
+            reason = f"comes from {name}, some results of which the example drops"
+            scales.equations.pin(given.to(torch.int32), by=output, reason=reason)
+    dropped = (~used).nonzero().flatten().to(torch.int32)
+    scales.equations.pin(
+        dropped, by=output, reason="is dropped on the example, though another input may read it"
+    )
+
+
+def _given(scaling: Scaling) -> Tensor:
+    """The labels that a parameter gives, as positions."""
+    return _known(scaling.plus[scaling.plus != UNSET])
+
+
+def _selects(node: Node) -> bool:
+    return node.op == "getitem" or family_of(node.op).selects
+
+
+def _known(ids: Tensor) -> Tensor:
+    """Labels as positions; zeros count as what carries no scale."""
+    return torch.where(ids == ANY, FIXED, ids).long()

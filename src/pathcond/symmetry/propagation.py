@@ -1,0 +1,401 @@
+"""Graph -> equations: follow the labels of all activations through one graph, rule by rule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..capture.aliasing import Aliases, through_views, written
+from ..capture.nodes import Graph, Node
+from ..rules import RULES
+from ..rules import labels as lb
+from ..rules.families.experts import opaque
+from ..rules.families.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
+from ..rules.labels import Labels
+from ..rules.picking import collapse_all, follow, simplified
+from ..rules.scales import Scales
+from ..rules.table import NO_FAMILY, Column, Rule, family_of
+from ..rules.values import Known, Picked, UnknownNumber, Weight
+from ..trees import tree_leaves, tree_map
+from .dropped import Step, find_used
+from .unread import list_in_sight
+
+logger = logging.getLogger("pathcond")
+
+NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
+STATISTICS = ("running_mean", "running_var")
+FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
+COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
+MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
+DRAWS = torch.Tag.nondeterministic_seeded
+
+HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), NO_FAMILY)
+HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), NO_FAMILY)
+OPAQUE = Rule(Column.of(opaque), NO_FAMILY)
+
+
+def reads_constant(node: Node, known: Sequence[Known]) -> bool:
+    """Whether weights of a contraction read a constant: an initial state of zeros, a table of
+    positions.
+    """
+    return family_of(node.op).contracts and any(a.value.dtype.is_floating_point for a in known)
+
+
+@dataclass
+class Propagation(Scales):
+    """Walks over graphs of one model, each adding its equations. Rules see it as ``scales``.
+
+    Attributes:
+        levels: Modules in which a parameter that no example reads may come into play, and that
+            parameter's name.
+        used: Which labels an output of the graph last walked over depends on.
+    """
+
+    levels: dict[str, str] = field(default_factory=dict)
+    used: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.bool))
+
+    # -- the walk ---------------------------------------------------------------------------------
+
+    def run(self, graph: Graph) -> None:
+        """Walk the graph in order; outputs are fixed at the end."""
+        self.values = {}
+        self.reads = {}
+        self.writers = {}
+        self._aliases = Aliases()
+        self.parameter_shapes |= {
+            node.name: node.shape for node in graph.nodes if node.op == "parameter"
+        }
+        self.training = graph.training
+        self.varying = graph.varying
+        handwritten = find_handwritten(graph)
+        steps = []
+        for node in graph.nodes:
+            self.node = node
+            if node.target is None:
+                self.values[node] = self._leaf(node)
+                continue
+            if node in handwritten.epsilon_sums:
+                rule: Rule | None = HANDWRITTEN_EPSILON
+            elif node in handwritten.gains:
+                rule = HANDWRITTEN_GAIN
+            elif node.op == "opaque":
+                rule = OPAQUE
+            else:
+                rule = RULES.get(node.op)
+            operands = tuple(
+                labels for operand in node.operands for labels in _labels_in(self.values[operand])
+            )
+            weights = [
+                value
+                for value in map(self.values.__getitem__, node.operands)
+                if isinstance(value, Weight)
+            ]
+            first = self.equations.count
+            result = self._compact(self._checked(node, self._execute(node, rule)))
+            self.values[node] = result
+            asked = tuple(labels for weight in weights for labels in self._labels_asked(weight))
+            steps.append(
+                Step(
+                    node,
+                    operands + asked,
+                    tuple(_labels_in(result)),
+                    range(first, self.equations.count),
+                )
+            )
+            self._aliases.record(node)
+            self._record_mutation(node, result)
+        self._pin_in_sight(graph)
+        self.node = Node(name="output", op="output")
+        for output in tree_leaves(graph.outputs):
+            if isinstance(output, Node):
+                self.pin(self.values[output], graph.outlet)
+                self.read_buffers.update({output.name} if output.op == "buffer" else ())
+        for name in self.read_buffers & self.scalings.keys():
+            self.freeze(name, "is read as a plain tensor too")
+        returned = [output for output in tree_leaves(graph.outputs) if isinstance(output, Node)]
+        self.used = find_used(
+            self,
+            steps,
+            [labels for output in returned for labels in _labels_in(self.values[output])],
+        )
+
+    def _pin_in_sight(self, graph: Graph) -> None:
+        """Fix what a parameter that no example reads might meet."""
+        for level, name in self.levels.items():
+            for node in dict.fromkeys(list_in_sight(graph, level)):
+                self.node = node
+                for value in tree_leaves(self.values[node]):
+                    if isinstance(value, (Labels, Picked)):
+                        self.pin(value, f"may meet {name}, which the example does not read")
+
+    def _labels_asked(self, weight: Weight) -> list[Labels]:
+        """The labels of the factor that was asked of a parameter."""
+        current = self._current(weight) if weight.name not in self.frozen else None
+        return [Labels(ids, weight.shape) for ids in current] if current is not None else []
+
+    def _leaf(self, node: Node) -> Any:
+        if node.op == "parameter":
+            return Weight(node.name, node.shape)
+        if node.op == "input":
+            return lb.constant(node.shape) if isinstance(node.shape, tuple) else None
+        assert node.value is not None
+        value = node.value.detach()
+        value = value if value.is_meta else value.cpu().clone()
+        if node.op == "buffer":
+            return Known(value, buffer=node.name, lasting=False)
+        # a literal, or an attribute of a module
+        return Known(value, lasting=node.name.startswith("lifted_tensor"))
+
+    def _execute(self, node: Node, rule: Rule | None) -> Any:
+        arguments = tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, node.bound)
+        if node.op == "getitem":
+            return arguments["0"][arguments["1"]]
+        self._note_buffers(node, arguments)
+        self._pin_narrowed(node)
+        if any(isinstance(a, Picked) for a in tree_leaves(arguments)):
+            followed = self._followed(node, rule, arguments)
+            if followed is not None:
+                return followed
+            arguments = collapse_all(self, arguments)
+        operands = [a for a in tree_leaves(arguments) if isinstance(a, (Labels, Weight, Known))]
+        result = self._apply(node, rule, arguments, operands)
+        # A view of a parameter has not been read yet; what is made of it will be.
+        if not any(isinstance(leaf, Weight) for leaf in tree_leaves(result)):
+            for operand in operands:
+                if isinstance(operand, Weight):
+                    self.note_read(operand)
+        return result
+
+    def _apply(
+        self, node: Node, rule: Rule | None, arguments: dict[str, Any], operands: list[Any]
+    ) -> Any:
+        known = [a for a in operands if isinstance(a, Known)]
+        if len(known) == len(operands):
+            return self._compute(node, arguments, known)
+        if node.op in ("mul", "div") and len(known) + 1 == len(operands):
+            weight = self._times_constant(node, arguments)
+            if weight is not None:
+                return weight
+        reads_input = any(isinstance(a, Labels) for a in operands) or reads_constant(node, known)
+        if rule is None or not (reads_input or rule.family.reads_parameters):
+            for operand in operands:
+                reason = (
+                    f"is computed from parameters by {node.op}"
+                    if rule
+                    else f"reaches {node.op}, which has no rule"
+                )
+                self.pin(operand, reason)
+            return self._unscaled(node)
+        try:
+            return rule.scales(self, arguments)
+        # an argument that the rule does not foresee: as if there were no rule
+        except FORM_ERRORS as error:
+            logger.info("The rule for %s failed at %s: %s", node.op, node.where, error)
+            for operand in operands:
+                self.pin(operand, f"reaches {node.op} in a form that its rule does not cover")
+            return self._unscaled(node)
+
+    def _pin_narrowed(self, node: Node) -> None:
+        """Pin operands that are silently converted to a type of smaller range, as autocast to
+        float16 does: they may overflow.
+        """
+        if not isinstance(node.dtype, torch.dtype) or not node.dtype.is_floating_point:
+            return
+        result = torch.finfo(node.dtype)
+        if result.eps <= self.precision:
+            return
+        for operand in node.operands:
+            dtype = operand.dtype
+            floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            # A hundredth: bfloat16 has almost the range of float32.
+            if (
+                floating
+                and result.max < torch.finfo(dtype).max / 100
+                and isinstance(self.values[operand], (Labels, Weight))
+            ):
+                self.pin(self.values[operand], f"is rounded to {node.dtype}")
+
+    def _followed(self, node: Node, rule: Rule | None, arguments: dict[str, Any]) -> Any:
+        """The op on what an index picked, member by member; None where members must share their
+        scales.
+        """
+        try:
+            return tree_map(simplified, follow(self, node, rule, arguments))
+        except FORM_ERRORS as error:
+            logger.info(
+                "The members of what is picked are equated at %s, %s: %s",
+                node.op,
+                node.where,
+                error,
+            )
+            return None
+
+    def _times_constant(self, node: Node, arguments: dict[str, Any]) -> Weight | None:
+        """The parameter, if the node is a parameter times a constant: it scales as the parameter
+        does.
+
+        The constant may be a mask (pruning, MADE) on either side, or an equalised learning rate.
+        """
+        factors = [arguments["self"], arguments["other"] if node.op == "mul" else None]
+        weight = next((a for a in factors if isinstance(a, Weight)), None)
+        if weight is None or arguments.get("rounding_mode") is not None:
+            return None
+        return weight if node.shape == weight.shape else None
+
+    def _note_buffers(self, node: Node, arguments: dict[str, Any]) -> None:
+        """Remember buffers that are read as plain tensors: those cannot follow a scale."""
+        statistics = STATISTICS if node.op in NORMS_WITH_STATISTICS else ()
+        plain = {name: value for name, value in arguments.items() if name not in statistics}
+        self.read_buffers.update(
+            a.buffer for a in tree_leaves(plain) if isinstance(a, Known) and a.buffer is not None
+        )
+
+    def _checked(self, node: Node, result: Any) -> Any:
+        """Labels must fit the result's shape, and its type must be able to carry a scale."""
+        if isinstance(result, (list, tuple)):
+            shapes, dtypes = node.shape, node.dtype
+            return [self._fitting(r, s, d) for r, s, d in zip(result, shapes, dtypes, strict=True)]
+        return self._fitting(result, node.shape, node.dtype)
+
+    def _fitting(self, result: Any, shape: Any, dtype: Any) -> Any:
+        if not isinstance(result, (Labels, Weight, Picked)):
+            return result
+        if tuple(result.shape) != shape:
+            self.pin(
+                result, f"passes through {self.node.op} in a form that its rule does not cover"
+            )
+            return lb.constant(shape)
+        rounded = not dtype.is_floating_point or torch.finfo(dtype).eps > self.precision
+        return self.pin(result, f"is rounded to {dtype}") if rounded else result
+
+    def _compact(self, result: Any) -> Any:
+        """Spelled-out labels shrink again where equations have made them equal since."""
+        if not isinstance(result, Labels) or result.ids.numel() < COMPACT_FROM:
+            return result
+        ids = self.equations.simplified(result.ids)
+        for axis in range(ids.dim()):
+            if ids.shape[axis] > 1 and bool((ids == ids.narrow(axis, 0, 1)).all()):
+                ids = ids.narrow(axis, 0, 1)
+        return Labels(ids, result.shape)
+
+    def _compute(self, node: Node, arguments: dict[str, Any], operands: Sequence[Known]) -> Any:
+        """Execute an op on known values; where that is impossible its result is an unknown without
+        scale.
+        """
+        tags = getattr(node.target, "tags", ())
+        has_no_value = (
+            node.op.startswith(("empty", "new_empty", "_assert", "opaque")) or node.shape is None
+        )
+        if DRAWS in tags or node in self.varying or has_no_value:
+            return self._unscaled(node)
+        if any(a.value.is_meta for a in operands):
+            # Without a value it is a constant all the same: a mask on the meta device masks a
+            # weight.
+            if written(node) or not isinstance(node.shape, tuple):
+                return self._unscaled(node)
+            return Known(torch.empty(node.shape, dtype=node.dtype, device="meta"), lasting=False)
+        values = tree_map(lambda a: a.value if isinstance(a, Known) else a, arguments)
+        if values.get("device") is not None:
+            values["device"] = torch.device("cpu")
+        try:
+            result = (
+                node.target(**values)
+                if isinstance(node.target, torch._ops.OpOverload)
+                else node.target(*values.values())
+            )
+        except Exception:  # an op that this build cannot run on CPU: no value, no scale
+            return self._unscaled(node)
+        lasting = all(a.lasting for a in operands)
+        return tree_map(lambda r: Known(r, lasting=lasting) if isinstance(r, Tensor) else r, result)
+
+    def _unscaled(self, node: Node) -> Any:
+        if isinstance(node.shape, list):
+            return [
+                lb.constant(shape) if isinstance(shape, tuple) else None for shape in node.shape
+            ]
+        return lb.constant(node.shape) if isinstance(node.shape, tuple) else UnknownNumber()
+
+    # -- aliasing and in-place ops ----------------------------------------------------------------
+
+    def _record_mutation(self, node: Node, result: Any) -> None:
+        """After an in-place op its target, and everything that shares memory with it, has
+        changed.
+        """
+        for target in written(node):
+            self.writers |= dict.fromkeys(self._aliases.of(target), node)
+            old = self.values[target]
+            if isinstance(old, Known) and isinstance(result, Known):
+                if not result.lasting:  # computed for real, on shared memory
+                    self._forget_zeros(target)
+                continue
+            if _same_labels(old, result):
+                continue
+            others = self._aliases.of(target) - {target, node}
+            leaf = target.target is None
+            if not others and not leaf and isinstance(result, (Labels, Picked)):
+                self.values[target] = result
+                continue
+            if isinstance(result, Labels) and self._write_through(target, result):
+                continue
+            for member in self._aliases.of(target):
+                self.values[member] = tree_map(self._overwritten, self.values[member])
+
+    def _write_through(self, target: Node, result: Labels) -> bool:
+        """``z[:, :2] = h``: write labels into a view, and read them again through every other view
+        of the same memory.
+
+        Returns False, and changes nothing, where it is not certain which elements share memory.
+        """
+        chains = self._aliases.views(target)
+        base = chains[target][0] if chains else None
+        if base is None or base.target is None or torch.Size(base.shape).numel() > MAX_WRITTEN:
+            return False
+        positions = torch.arange(torch.Size(base.shape).numel()).view(base.shape)
+        places = {member: through_views(chain[1:], positions) for member, chain in chains.items()}
+        memory = self.labels(self.values[base]).full.reshape(-1).clone()
+        # a copy of a parameter: what is overwritten here is read nowhere
+        if isinstance(self.values[base], Weight):
+            self.equations.pin(memory[places[target]], by=self.node, reason="is overwritten")
+        memory[places[target].reshape(-1)] = result.full.reshape(-1)
+        for member, place in places.items():
+            self.values[member] = tree_map(lambda at: Labels(memory[at], tuple(at.shape)), place)
+        return True
+
+    def _overwritten(self, value: Any) -> Any:
+        if isinstance(value, Known):
+            return lb.constant(value.shape)
+        return self.pin(
+            value, f"is written in place by {self.node.op} into memory that is read elsewhere"
+        )
+
+    def _forget_zeros(self, target: Node) -> None:
+        """What was written from a buffer may change later: its zeros are not for ever."""
+        for member in self._aliases.of(target):
+            self.values[member] = tree_map(
+                lambda v: replace(v, lasting=False) if isinstance(v, Known) else v,
+                self.values[member],
+            )
+
+
+def _labels_in(value: Any) -> list[Labels]:
+    """The labels of a value in flight; those of what is picked, once per member."""
+    leaves = [leaf.choices if isinstance(leaf, Picked) else leaf for leaf in tree_leaves(value)]
+    return [leaf for leaf in leaves if isinstance(leaf, Labels)]
+
+
+def _same_labels(a: Any, b: Any) -> bool:
+    """Whether two values in flight are known to carry the same labels."""
+    if isinstance(a, Picked) and isinstance(b, Picked):
+        alike = (
+            a.pick == b.pick
+            and a.shape == b.shape
+            and torch.equal(*torch.broadcast_tensors(a.place, b.place))
+        )
+        return alike and _same_labels(a.choices, b.choices)
+    both = isinstance(a, Labels) and isinstance(b, Labels) and a.shape == b.shape
+    return both and bool((a.ids == b.ids).all())

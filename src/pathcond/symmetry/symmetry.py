@@ -1,0 +1,630 @@
+"""Graph -> Symmetry: the free log-scales of a model, and what is pinned and why.
+
+>>> import torch, pathcond
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+... )
+>>> symmetry = pathcond.find_symmetry(model, torch.randn(5, 3))
+>>> symmetry.num_units
+4
+>>> factors = symmetry.factors(torch.tensor([2.0, 2.0, 1.0, 4.0]).log())
+>>> (
+...     [round(f, 4) for f in factors["0.bias"].tolist()],
+...     [round(f, 4) for f in factors["2.weight"][0].tolist()],
+... )
+([2.0, 2.0, 1.0, 4.0], [0.5, 0.5, 1.0, 0.25])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..capture.models import canonical_names
+from ..capture.nodes import Graph, Node
+from ..capture.precision import types_behind
+from ..distributed.sharding import original_class
+from ..errors import RescalingError
+from ..memory import overlapping
+from ..numerics import exp
+from ..rules.equations import Cause, Equations, SolvedScales
+from ..rules.labels import FIXED
+from ..rules.scales import UNSET, Scales
+from ..rules.values import Scaling
+from ..wrappers import unwrap
+from .bounds import EpsilonShares
+from .captures import Captured, capture_all, list_frozen_by_routing, list_parameters_read
+from .dropped import hold_dropped, list_dropped, used_anywhere
+from .held import list_excluded, list_frozen
+from .propagation import Propagation
+from .sizes import Example
+from .text import symmetry_table
+from .unread import find_levels, settle_unread_entries
+
+Normalization = Literal["absorb", "gain", "full", "paper"]
+FrozenPolicy = Literal["keep", "move"]
+FROZEN = 'does not require a gradient (frozen="move" rescales it all the same)'
+# options of modules that no symmetry depends on
+CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")
+SAFE_EPSILON_SHARE = 1 / 4000  # by which scales in front of a norm may change the share of ε in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitGroup:
+    """Units that one layer makes: ``relu(W x)`` with W of 4 rows is a group of 4 units, fed by W.
+
+    Attributes:
+        name: The first module that gives these units their scale.
+        units: Their positions in the vector of log-scales.
+        multiplied: Parameters and buffers that are multiplied by λ: those that feed the units.
+        divided: Parameters that are divided by λ: those that read the units.
+    """
+
+    name: str
+    units: tuple[int, ...]
+    multiplied: tuple[str, ...]
+    divided: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """Units or a parameter that cannot be rescaled.
+
+    Attributes:
+        name: The module whose units are pinned, or the parameter.
+        units: How many units; 0 for a parameter.
+        operation: The operation that pins them.
+        module: The module that calls it.
+        line: Source line of that call.
+        reason: Why, in words that follow the name: "is an output of the model".
+    """
+
+    name: str
+    units: int
+    operation: str
+    module: str
+    line: str
+    reason: str
+
+    def __str__(self) -> str:
+        subject = f"{self.name} ({self.units} units)" if self.units else self.name
+        place = ", ".join(part for part in (self.module, self.line) if part)
+        return f"{subject} {self.reason} [{self.operation}{' at ' + place if place else ''}]"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Classes of equal log-scales as integer combinations of units: a sparse matrix, entries sorted
+    by class.
+
+    Attributes:
+        classes, units: (entries,) positions.
+        coefficients: (entries,) float64, integer-valued.
+        num_classes: Rows of the matrix.
+    """
+
+    classes: Tensor
+    units: Tensor
+    coefficients: Tensor
+    num_classes: int
+
+    def __matmul__(self, log_scales: Tensor) -> Tensor:
+        """Log-scales of the classes, (num_classes,) float64, from those of the units."""
+        terms = self.coefficients * log_scales[self.units]
+        return torch.zeros(self.num_classes, dtype=torch.float64, device=terms.device).index_add_(
+            0, self.classes, terms
+        )
+
+    def transposed(self, values: Tensor, num_units: int) -> Tensor:
+        """Values of the classes summed over the units they depend on, (num_units,) float64."""
+        terms = self.coefficients * values[self.classes]
+        return torch.zeros(num_units, dtype=torch.float64, device=terms.device).index_add_(
+            0, self.units, terms
+        )
+
+    def to(self, device: torch.device) -> Combination:
+        return Combination(
+            self.classes.to(device),
+            self.units.to(device),
+            self.coefficients.to(device),
+            self.num_classes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symmetry:
+    """All rescalings that leave a model's function unchanged: θ_i → θ_i · exp(Σ_h K_ih t_h).
+
+    Attributes:
+        num_units: Number of free log-scales t.
+        groups: The units by layer, in forward order.
+        pinned: What cannot be rescaled, by which operation, at which module and line.
+        normalization: Which side of a normalization carries a scale.
+        approximate: Whether smooth activations and the fronts of norms without statistics take
+            part.
+        model_name: Class of the model.
+        uncounted: Parameters that the criterion leaves out: under "paper", those of BatchNorms.
+        frozen: What becomes of parameters with ``requires_grad=False``.
+        examples: The inputs on which a rescaling is verified, those that the user gave first.
+        computed_in: Floating-point types that values take between a rescaled parameter and an
+            output.
+    """
+
+    num_units: int
+    groups: tuple[UnitGroup, ...]
+    pinned: tuple[Pinned, ...]
+    normalization: str
+    approximate: bool
+    model_name: str
+    uncounted: frozenset[str] = field(repr=False)
+    frozen: str
+    examples: tuple[Example, ...] = field(repr=False)
+    fingerprint: str = field(repr=False)
+    # labels are positions in the classes of `combination`
+    scalings: dict[str, Scaling] = field(repr=False)
+    combination: Combination = field(repr=False)
+    shapes: dict[str, tuple[int, ...]] = field(repr=False)
+    variances: dict[str, Tensor] = field(repr=False)
+    computed_in: frozenset[torch.dtype] = field(repr=False, default=frozenset())
+
+    @property
+    def example_inputs(self) -> Any:
+        """The example that the user gave."""
+        return self.examples[0].inputs
+
+    def class_log_scales(self, log_scales: Tensor) -> Tensor:
+        """t of every class of equal log-scales, (num_classes,) float64, from the units'
+        (num_units,).
+        """
+        return self.combination @ self._checked(log_scales)
+
+    def factors(self, log_scales: Tensor) -> dict[str, Tensor]:
+        """The factor of every parameter and floating-point buffer, by name, in its own shape
+        (float64).
+
+        A running variance follows λ²(var + ε) − ε, so its factor depends on its value; it is given
+        for the variance that the model had when this Symmetry was found.
+
+        Args:
+            log_scales: log λ per unit, (num_units,).
+        """
+        t = self.class_log_scales(log_scales)
+        out = {}
+        for name, shape in self.shapes.items():
+            scaling = self.scalings.get(name)
+            if scaling is None:
+                factor = torch.ones((), dtype=torch.float64)
+            elif scaling.epsilon is None:
+                factor = exp(t[scaling.plus.long()] - t[scaling.minus.long()])
+            else:
+                var = self.variances[name]
+                factor = scaled_variance(var, t[scaling.plus.long()], scaling.epsilon) / var
+            out[name] = factor.expand(shape)
+        return out
+
+    def log_scale_bounds(
+        self, model: nn.Module, share: float = SAFE_EPSILON_SHARE
+    ) -> tuple[Tensor, Tensor]:
+        """Box of log-scales, each (num_units,), in which ε of a BatchNorm stays harmless in train
+        mode.
+
+        A scale λ in front of a norm changes the share of ε in its normaliser, ε/var on the example
+        batch, to ε/(λ²·var). Inside the box that share is at most ``share``; where it is larger
+        already, the scale stays as it is. A model that was rescaled within its box has the same
+        box. The default is small enough that GoogLeNet, with 59 norms and ε = 10⁻³, keeps its train
+        outputs to 1 % with every scale at its bound: λ²·var ≥ 4000 ε. λ = 1 is always inside.
+        """
+        return EpsilonShares.of(self, model).box(share)
+
+    def _checked(self, log_scales: Tensor) -> Tensor:
+        log_scales = torch.as_tensor(log_scales).detach().to("cpu", torch.float64)
+        if log_scales.shape != (self.num_units,):
+            raise RescalingError(
+                f"log_scales has shape {tuple(log_scales.shape)}, but this Symmetry of "
+                f"{self.model_name} has "
+                f"{self.num_units} units: pass a tensor of shape ({self.num_units},) holding log "
+                "λ of each unit."
+            )
+        return log_scales
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a person or a script wants to know, as plain data."""
+        return {
+            "model": self.model_name,
+            "num_units": self.num_units,
+            "normalization": self.normalization,
+            "approximate": self.approximate,
+            "groups": [
+                {
+                    "name": g.name,
+                    "units": len(g.units),
+                    "multiplied": list(g.multiplied),
+                    "divided": list(g.divided),
+                }
+                for g in self.groups
+            ],
+            "pinned": [
+                {
+                    "name": p.name,
+                    "units": p.units,
+                    "operation": p.operation,
+                    "module": p.module,
+                    "line": p.line,
+                    "reason": p.reason,
+                }
+                for p in self.pinned
+            ],
+        }
+
+    def __str__(self) -> str:
+        return symmetry_table(self)
+
+
+def find_symmetry(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    other_inputs: Any = None,
+    normalization: Normalization = "absorb",
+    approximate: bool = False,
+    frozen: FrozenPolicy = "keep",
+    exclude: str | Iterable[str] = (),
+) -> Symmetry:
+    """Find every rescaling symmetry of a model; nothing of the model changes.
+
+    A symmetry keeps the function for every input that the model accepts. The sizes that an example
+    has by chance (batch, length, resolution) are told from those that the model needs by running it
+    on the example at other sizes.
+
+    Args:
+        model: Any module, on any device (the meta device too). Wrappers such as
+            DistributedDataParallel are removed.
+        example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword
+            inputs.
+        other_inputs: A second example that reaches what the first one does not (an optional input,
+            a longer sequence); several as a list.
+        normalization: Which side of a normalization layer carries a scale: "absorb" (in front),
+            "gain" (behind), "full" (both), "paper" (one scale through it; keeps eval mode only).
+        approximate: Treat smooth activations as ReLU, and let scales in front of norms without
+            running statistics vary; the function is then kept only approximately.
+        frozen: What becomes of parameters with ``requires_grad=False``: "keep" leaves them as they
+            are, "move" scales them like any other.
+        exclude: Parameters to leave as they are: names of parameters or modules, or patterns such
+            as ``"*.bias"``.
+
+    Raises:
+        UnsupportedModelError: The model cannot be captured; it says why.
+    """
+    _refuse_other_than(Normalization, normalization=normalization)
+    _refuse_other_than(FrozenPolicy, frozen=frozen)
+    model = unwrap(model)
+    excluded = list_excluded(model, exclude)
+    captured = capture_all(model, example_inputs, other_inputs)
+    return symmetry_of(
+        model,
+        captured,
+        normalization=normalization,
+        approximate=approximate,
+        frozen=frozen,
+        excluded=excluded,
+    )
+
+
+def symmetry_of(
+    model: nn.Module,
+    captured: Sequence[Captured],
+    *,
+    normalization: Normalization,
+    approximate: bool = False,
+    frozen: FrozenPolicy = "keep",
+    excluded: Mapping[str, str] = MappingProxyType({}),
+) -> Symmetry:
+    """The Symmetry that satisfies all captures of one model.
+
+    Args:
+        model: The model, not wrapped.
+        captured: From ``capture_all``; the first one is the user's example.
+        normalization, approximate, frozen: As in ``find_symmetry``.
+        excluded: From ``list_excluded``.
+    """
+    graphs = [graph for capture in captured for graph in capture.graphs]
+    read = list_parameters_read(captured)
+    stays = list_frozen_by_routing(captured)
+    unread = [
+        name for name, _ in model.named_parameters() if name not in read and name not in stays
+    ]
+    held = {name: Cause(None, reason) for name, reason in [*stays.items(), *excluded.items()]}
+    if frozen == "keep":
+        held |= {name: Cause(None, FROZEN) for name in list_frozen(model)}
+    frozen_and_held = held | _untouchable(model, graphs)
+
+    def walk(dropped: Sequence[str]) -> _Walk:
+        scales = Propagation(
+            normalization=normalization,
+            approximate=approximate,
+            frozen=dict(frozen_and_held),
+            precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
+            levels=find_levels(unread, dropped, graphs),
+        )
+        return _Walk.over(captured, scales)
+
+    called = set().union(*(graph.called for graph in graphs))
+    dropped = [name for name in unread if name in called]
+    walked = walk(dropped)
+    also_dropped = list_dropped(walked.scales, walked.used)
+    if also_dropped:
+        walked = walk([*dropped, *also_dropped])
+    scales = walked.scales
+    scales.settle_zero_reads()
+    hold_dropped(scales, walked.used)
+    settle_unread_entries(scales, walked.reads)
+    examples = tuple(capture.example for capture in captured)
+    symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
+    rescaled = [
+        name
+        for name, scaling in symmetry.scalings.items()
+        if bool((scaling.plus != scaling.minus).any())
+    ]
+    return replace(symmetry, computed_in=types_behind(graphs, rescaled))
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What is known after all captures were walked over.
+
+    Attributes:
+        scales: All equations.
+        reads: Per example, which entries of a parameter were read.
+        used: Which labels an output depends on.
+    """
+
+    scales: Propagation
+    reads: list[dict[str, Tensor]]
+    used: Tensor
+
+    @classmethod
+    def over(cls, captured: Sequence[Captured], scales: Propagation) -> _Walk:
+        reads: list[dict[str, Tensor]] = []
+        used: list[Tensor] = []
+        for capture in captured:
+            entries: dict[str, Tensor] = {}
+            for graph in capture.graphs:
+                scales.run(graph)
+                used.append(scales.used)
+                for name, mask in scales.reads.items():
+                    entries[name] = entries[name] | mask if name in entries else mask
+            reads.append(entries)
+        return cls(scales, reads, used_anywhere(scales, used))
+
+
+def _refuse_other_than(choices: Any, **given: str) -> None:
+    for name, value in given.items():
+        if value not in get_args(choices):
+            raise ValueError(
+                f"{name}={value!r}; choose one of {', '.join(map(repr, get_args(choices)))}"
+            )
+
+
+def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tensor:
+    """λ²(var + ε) − ε: the running variance after scaling what feeds its norm by λ. All
+    (channels,), float64.
+    """
+    square = (2 * log_scale).exp()
+    return square * variance.double() + torch.expm1(2 * log_scale) * epsilon
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Changes with the structure of a model (modules, options, shapes, ties), not with its
+    weights.
+    """
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    description = [
+        f"{name} {original_class(module).__name__}({CHANGEABLE.sub('', module.extra_repr())})"
+        for name, module in model.named_modules()
+    ]
+    description += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors] + [
+        repr(canonical_names(model))
+    ]
+    return hashlib.sha256("\n".join(description).encode()).hexdigest()
+
+
+def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
+    """Parameters that no rule may rescale: parametrized ones, and tensors that overlap in memory.
+
+    A weight norm is the one parametrization that has a rule.
+    """
+    names = canonical_names(model)
+    frozen: dict[str, Cause] = {}
+    for prefix, module in model.named_modules():
+        if not parametrize.is_parametrized(module):
+            continue
+        for tensor, steps in module.parametrizations.items():  # type: ignore[operator, union-attr]
+            if [type(step).__name__ for step in steps] == ["_WeightNorm"]:
+                continue
+            for name, _ in steps.named_parameters():
+                full = f"{prefix}.parametrizations.{tensor}.{name}".lstrip(".")
+                frozen[names[full]] = Cause(None, "is under torch.nn.utils.parametrize")
+    constants = {
+        n.name: n.value
+        for graph in graphs
+        for n in graph.nodes
+        if n.op == "constant" and n.value is not None
+    }
+    for one, other in overlapping(
+        [*model.named_parameters(), *model.named_buffers(), *constants.items()]
+    ):
+        for name in (one, other):
+            own = (
+                "has elements that share memory"
+                if one == other
+                else "shares memory with another parameter or buffer"
+            )
+            frozen.setdefault(name, Cause(None, own))
+    return frozen
+
+
+def _assemble(
+    model: nn.Module,
+    examples: tuple[Example, ...],
+    frozen: str,
+    scales: Scales,
+    solved: SolvedScales,
+) -> Symmetry:
+    scalings, classes = _classes(scales, solved)
+    forms = [solved.form_of_class(root) for root in classes]
+    free = sorted({unit for form in forms for unit in form})
+    position = {label: i for i, label in enumerate(free)}
+    entries = [
+        (row, position[label], c) for row, form in enumerate(forms) for label, c in form.items()
+    ]
+    rows, units, coefficients = (
+        (torch.tensor(column) for column in zip(*entries, strict=True))
+        if entries
+        else (torch.empty(0),) * 3
+    )
+    combination = Combination(rows.long(), units.long(), coefficients.double(), len(classes))
+    floating = {
+        name: tensor
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if tensor.dtype.is_floating_point
+    }
+    return Symmetry(
+        num_units=len(free),
+        groups=_groups(scales.equations, free, scalings, combination),
+        pinned=_pinned(scales, solved),
+        normalization=scales.normalization,
+        approximate=scales.approximate,
+        model_name=type(model).__name__,
+        uncounted=frozenset(scales.uncounted),
+        frozen=frozen,
+        examples=examples,
+        fingerprint=fingerprint(model),
+        scalings=scalings,
+        combination=combination,
+        shapes={name: tuple(tensor.shape) for name, tensor in floating.items()},
+        variances={
+            name: floating[name].detach().to("cpu", torch.float64, copy=True)
+            for name, scaling in scalings.items()
+            if scaling.epsilon is not None and not floating[name].is_meta
+        },
+    )
+
+
+def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], list[int]]:
+    """Scalings with labels renumbered to the classes in use; class 0 is the fixed one."""
+    fixed = torch.zeros(len(solved.root), dtype=torch.bool)
+    fixed[list(solved.causes)] = True
+    root = torch.where(fixed[solved.root.long()], FIXED, solved.root)
+    rooted = {}
+    for name, scaling in scales.scalings.items():
+        plus, minus = (
+            root[ids.masked_fill(ids == UNSET, FIXED).long()]
+            for ids in (scaling.plus, scaling.minus)
+        )
+        if name not in scales.frozen and (plus.any() or minus.any()):
+            rooted[name] = Scaling(scaling.shape, plus, minus, scaling.epsilon)
+    used = [torch.zeros(1, dtype=torch.int32)]
+    used += [
+        torch.unique(ids) for scaling in rooted.values() for ids in (scaling.plus, scaling.minus)
+    ]
+    classes = torch.unique(torch.cat(used))
+    number = torch.zeros(len(solved.root), dtype=torch.int32)
+    number[classes.long()] = torch.arange(len(classes), dtype=torch.int32)
+    renumbered = {
+        name: Scaling(s.shape, number[s.plus.long()], number[s.minus.long()], s.epsilon)
+        for name, s in rooted.items()
+    }
+    return renumbered, classes.tolist()
+
+
+def _groups(
+    equations: Equations, free: list[int], scalings: dict[str, Scaling], combination: Combination
+) -> tuple[UnitGroup, ...]:
+    """Units whose labels were made by the same call belong together."""
+    starts = torch.tensor([start for start, _, _ in equations.origins] or [0])
+    origin_of_unit = (
+        torch.searchsorted(starts, torch.tensor(free, dtype=torch.long), right=True) - 1
+    )
+    origins, group_of_unit = torch.unique(origin_of_unit, return_inverse=True)
+    multiplied: list[list[str]] = [[] for _ in origins]
+    divided: list[list[str]] = [[] for _ in origins]
+    unit, coefficients = combination.units, combination.coefficients
+    first_entry = torch.searchsorted(combination.classes, torch.arange(combination.num_classes + 1))
+    for name, scaling in scalings.items():
+        for ids, (up, down) in (
+            (scaling.plus, (multiplied, divided)),
+            (scaling.minus, (divided, multiplied)),
+        ):
+            classes = torch.unique(ids).long()
+            counts = first_entry[classes + 1] - first_entry[classes]
+            offsets = torch.arange(int(counts.sum())) - (
+                counts.cumsum(0) - counts
+            ).repeat_interleave(counts)
+            entries = first_entry[classes].repeat_interleave(counts) + offsets
+            for side, chosen in (
+                (up, coefficients[entries] > 0),
+                (down, coefficients[entries] < 0),
+            ):
+                for group in torch.unique(group_of_unit[unit[entries[chosen]]]).tolist():
+                    side[group].append(name)
+    order = torch.argsort(group_of_unit, stable=True)
+    members = order.split(torch.bincount(group_of_unit, minlength=len(origins)).tolist())
+    return tuple(
+        UnitGroup(
+            name=_group_name(equations.origins[origin][2]),
+            units=tuple(indices.tolist()),
+            multiplied=tuple(dict.fromkeys(up)),
+            divided=tuple(dict.fromkeys(down)),
+        )
+        for origin, indices, up, down in zip(
+            origins.tolist(), members, multiplied, divided, strict=True
+        )
+    )
+
+
+def _group_name(origin: Node | None) -> str:
+    return (origin.module or origin.name) if origin is not None else "(product)"
+
+
+def _pinned(scales: Scales, solved: SolvedScales) -> tuple[Pinned, ...]:
+    found: dict[tuple[str, int], tuple[int, Cause]] = {}
+    for start, stop, origin in scales.equations.origins:
+        if origin is None:
+            continue
+        roots = solved.root[start:stop]
+        counts: dict[int, tuple[int, Cause]] = {}
+        for root, count in zip(
+            *(x.tolist() for x in torch.unique(roots, return_counts=True)), strict=True
+        ):
+            cause = solved.causes.get(root)
+            if cause is not None:
+                counts[id(cause)] = (counts.get(id(cause), (0, cause))[0] + count, cause)
+        for key, (count, cause) in counts.items():
+            known = found.get((_group_name(origin), key), (0, cause))
+            found[(_group_name(origin), key)] = (max(count, known[0]), cause)
+    pins = [_pin(name, count, cause) for (name, _), (count, cause) in found.items()]
+    pins += [_pin(name, 0, cause) for name, cause in scales.frozen.items()]
+    return tuple(dict.fromkeys(pins))
+
+
+def _pin(name: str, units: int, cause: Cause) -> Pinned:
+    node: Node | None = cause.by
+    return Pinned(
+        name=name,
+        units=units,
+        operation=node.op if node is not None else "parameter",
+        module=node.module if node is not None else "",
+        line=node.line if node is not None else "",
+        reason=cause.reason,
+    )

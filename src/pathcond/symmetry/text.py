@@ -1,0 +1,69 @@
+"""A Symmetry as a table: what can be rescaled and what cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..text import MAX_ROWS, align, count_of, name_list
+
+if TYPE_CHECKING:
+    from .symmetry import Pinned, Symmetry, UnitGroup
+
+
+def symmetry_table(symmetry: Symmetry) -> str:
+    """What can be rescaled and what cannot, one line per group and per reason."""
+    approximate = ", approximate" if symmetry.approximate else ""
+    head = (
+        f"Symmetry of {symmetry.model_name}: {count_of(symmetry.num_units, 'unit')} in "
+        f"{count_of(len(symmetry.groups), 'group')}, "
+        f'normalization="{symmetry.normalization}"{approximate}'
+    )
+    rows = [("units", "made by", "multiplied by λ", "divided by λ")]
+    for group in symmetry.groups[:MAX_ROWS]:
+        rows.append(
+            (
+                f"{len(group.units):,}",
+                group.name or "(model)",
+                name_list(group.multiplied),
+                name_list(group.divided),
+            )
+        )
+    return "\n".join([head, "", *table_body(rows, symmetry.groups, symmetry.pinned)])
+
+
+def table_body(
+    rows: Sequence[tuple[str, str, str, str]], groups: Sequence[UnitGroup], pinned: Sequence[Pinned]
+) -> list[str]:
+    """One line per group, how many more there are, and what is pinned."""
+    parts = align(rows) if groups else ["  nothing can be rescaled"]
+    if len(groups) > MAX_ROWS:
+        rest = groups[MAX_ROWS:]
+        parts.append(
+            f"  … and {len(rest)} more groups with {sum(len(g.units) for g in rest):,} units"
+        )
+    if pinned:
+        parts += ["", "Pinned (scale 1):", *(f"  {line}" for line in pinned_lines(pinned))]
+    return parts
+
+
+def pinned_lines(pinned: Sequence[Pinned]) -> list[str]:
+    """What keeps scale 1, one line per reason."""
+    by_reason: dict[tuple[str, str], list[Pinned]] = {}
+    for pin in pinned:
+        by_reason.setdefault((pin.operation, pin.reason), []).append(pin)
+    lines = []
+    for (operation, reason), pins in list(by_reason.items())[:MAX_ROWS]:
+        units, parameters = sum(pin.units for pin in pins), sum(pin.units == 0 for pin in pins)
+        amounts = [count_of(units, "unit")] * bool(units) + [
+            count_of(parameters, "parameter")
+        ] * bool(parameters)
+        place = next((pin.line or pin.module for pin in pins if pin.line or pin.module), "")
+        where = f"{operation} at {place}" if place else operation
+        lines.append(
+            f"{' and '.join(amounts)} of {name_list([pin.name for pin in pins])}: "
+            f"{reason} [{where}]"
+        )
+    if len(by_reason) > MAX_ROWS:
+        lines.append(f"… and {len(by_reason) - MAX_ROWS} more reasons")
+    return lines

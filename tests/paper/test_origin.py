@@ -1,0 +1,68 @@
+"""Which commit a row was made at."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pathcond_paper.sweep import origin
+
+
+def git(folder: Path, *arguments: str) -> str:
+    name = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", *name, "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package in a checkout with one commit."""
+    package = tmp_path / "src" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("a = 1\n")
+    (tmp_path / "notes").write_text("first\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    return package
+
+
+def test_the_commit_of_a_checkout(package: Path) -> None:
+    head = git(package, "rev-parse", "HEAD")
+    assert origin.commit_of(package) == head
+    (package.parents[1] / "notes").write_text("second\n")
+    assert origin.commit_of(package) == head, "only the package counts"
+
+
+def test_changes_and_new_files_are_marked(package: Path) -> None:
+    head = git(package, "rev-parse", "HEAD")
+    (package / "__init__.py").write_text("a = 2\n")
+    assert origin.commit_of(package) == f"{head}+changes"
+    (package / "__init__.py").write_text("a = 1\n")
+    (package / "new.py").write_text("b = 1\n")
+    assert origin.commit_of(package) == f"{head}+changes"
+
+
+def test_a_package_installed_below_another_project_has_none(package: Path) -> None:
+    installed = package.parents[1] / ".venv" / "site-packages" / "package"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    assert origin.commit_of(installed) is None
+
+
+@pytest.mark.parametrize(("named", "expected"), [("abc", "abc"), ("", None), (None, None)])
+def test_without_a_checkout_the_environment_names_it(
+    named: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "PACKAGES", (tmp_path,))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("PATHCOND_COMMIT", raising=False)
+    if named is not None:
+        monkeypatch.setenv("PATHCOND_COMMIT", named)
+    assert origin.commit.__wrapped__() == expected
+
+
+def test_the_checkout_comes_first(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "PACKAGES", (package,))
+    monkeypatch.setenv("PATHCOND_COMMIT", "abc")
+    assert origin.commit.__wrapped__() == git(package, "rev-parse", "HEAD")
