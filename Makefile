@@ -63,7 +63,7 @@ $(READY): $(RUNS)
 
 $(SITE): pyproject.toml constraints.txt Makefile
 	test -x $(SITE_VENV)/bin/python || python3 -m venv $(SITE_VENV)
-	$(SITE_VENV)/bin/python -m pip install --quiet -c constraints.txt mkdocs-material "mkdocstrings[python]"
+	$(SITE_VENV)/bin/python -m pip install --quiet -c constraints.txt mkdocs-material "mkdocstrings[python]" ruff
 	touch $@
 
 clean:
