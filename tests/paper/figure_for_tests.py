@@ -12,15 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from unittest import mock
 
-from pathcond_paper.figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-)
+from pathcond.rows import Job, Result, Row
+from pathcond_paper.figure import Claim, Place, Preset, Progress
 from pathcond_paper.style import band, panels
 
 DATASETS = {"smoke": (), "cpu": ("mnist",), "paper": ()}
