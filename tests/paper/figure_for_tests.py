@@ -84,7 +84,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 if __name__ == "__main__":
-    from pathcond.cli.commands import commands as cli
+    from pathcond.cli import commands as cli
     from pathcond_paper import reproduction
 
     # a shell's background processes ignore it, and so would we

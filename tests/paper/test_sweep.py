@@ -21,7 +21,7 @@ from click.testing import Result
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from pathcond.cli.commands import commands as cli
+from pathcond.cli import commands as cli
 from pathcond.cli.exits import RUNS_FAILED, WRONG_USAGE
 from pathcond.rows import Rows
 from pathcond_paper import reproduction

@@ -22,7 +22,7 @@ LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
+def isolated(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Run the body with the model in the given mode, as it is written: without autocast and
     compiled code.
 
