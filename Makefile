@@ -10,7 +10,7 @@ SHELL  := bash
 
 .PHONY: demo test test-all zoo bench docs site lint format clean
 
-demo: $(RUNS)  ## Handwritten digits, trained with and without conditioning; writes pathcond-demo.html
+demo: $(RUNS)  ## Handwritten digits with and without conditioning, at tuned and small rates; writes pathcond-demo.html
 	$(PYTHON) -m pathcond demo
 
 test: $(READY) lint  ## Linters, type checker, unit and model tests

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: results and notebooks become part of it.
+"""Hooks of the documentation site: results, examples and notebooks become part of it.
 
 Pages link to ``../results/...``, which is right in the repository but lies outside the site. The
 files are therefore added to the site, and the links shortened. Notebooks are shown as pages, with
@@ -18,11 +18,16 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ("*.png", "*.html")
+OUTSIDE = ("results", "examples")  # folders beside docs/ that pages link to
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add drawings and pages of results; replace each notebook by the page that shows it."""
     for path in sorted(path for pattern in RESULTS for path in (ROOT / "results").rglob(pattern)):
+        files.append(
+            File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path))
+        )
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
         files.append(
             File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path))
         )
@@ -47,7 +52,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Point links to results and notebooks at what the site has of them."""
     up = "../" * page.file.src_uri.count("/")
     markdown = markdown.replace("](../results/paper)", "](../results/paper/report.html)")
-    markdown = markdown.replace("](../results/", f"]({up}results/")
+    for folder in OUTSIDE:
+        markdown = markdown.replace(f"](../{folder}/", f"]({up}{folder}/")
+    markdown = markdown.replace("](../docs/", "](../")
     return re.sub(r"\]\(([\w./-]+)\.ipynb\)", r"](\1.md)", markdown)
 
 

@@ -54,7 +54,7 @@ def test_conditioning_keeps_the_function_and_twice_does_nothing(
     assert report.objective_after <= report.objective_before
     if report.num_units:
         again = condition_(model, captured, normalization=normalization)
-        assert float((captured.symmetry.combination @ again.log_scales).abs().max()) < 1e-6
+        assert float((captured.symmetry.class_matrix @ again.log_scales).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("normalization", ["absorb", "full"])

@@ -129,7 +129,7 @@ def test_the_optimum_does_not_depend_on_the_starting_point(minimiser: Solver, na
     start = torch.randn(symmetry.num_units, dtype=torch.float64)
     pathcond.rescale_(model, symmetry, start, verify=False)
     second = minimiser.solve(minimiser.problem(symmetry, diag_g(model, inputs), model, None))
-    difference = (symmetry.combination @ (second.log_scales + start - first.log_scales)).abs()
+    difference = (symmetry.class_matrix @ (second.log_scales + start - first.log_scales)).abs()
     # units with no counted parameter stay wherever they are
     moved = problem.at(problem.zero()).laplacian_diagonal() > 0
     if bool(moved.all()):

@@ -1,4 +1,6 @@
-"""The demo: conditioned networks learn the digits sooner, and the page shows it."""
+"""The demo: tuned rates compared, conditioned networks that learn the digits sooner at small rates,
+and the page shows it.
+"""
 
 from pathlib import Path
 
@@ -8,6 +10,9 @@ from typer.testing import CliRunner
 
 from pathcond.cli.commands import app
 from pathcond.cli.demo import digits, runs, train
+from pathcond.cli.demo_rates import METHODS
+
+from .pages import wide
 
 
 def test_conditioning_saves_epochs() -> None:
@@ -38,7 +43,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert result.exit_code == 0, result.output
     assert "Epochs to 99%" in result.output
-    page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    # accuracy and loss at two learning rates, four methods; each drawn for wide and narrow windows
-    assert page.count("<polyline") == 2 * 2 * 4 * 2
+    page = wide((tmp_path / "demo.html").read_text(encoding="utf-8"))
+    # Accuracy and loss at two learning rates of four methods, and the methods over the tuned rates.
+    assert page.count("<polyline") == 2 * 2 * 4 + len(METHODS)
+    assert page.count('class="best ') == len(METHODS)
+    assert (
+        "Test loss at each method's own best learning rate: 7 rates from 0.1 to 6.4, 4 seeds"
+        in result.output
+    )
     assert "What PathCond did to this network" in page

@@ -159,7 +159,7 @@ def copies(rank: int) -> Any:
         "diverged": diverged,
         "other_scales": other_scales,
         "one_refuses": one_refuses,
-        "untouched": untouched,
+        "isolated": untouched,
     }
 
 
@@ -186,7 +186,7 @@ def test_copies_stay_the_same_and_one_that_differs_is_named(tmp_path: Path) -> N
         assert result["one_refuses"][0] == "MismatchError"
         assert "rank 1: " in result["one_refuses"][1]
         assert "'odd'" in result["one_refuses"][1]
-        assert result["untouched"]
+        assert result["isolated"]
 
 
 def redundant(rank: int) -> Any:

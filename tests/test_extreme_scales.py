@@ -100,7 +100,7 @@ def test_all_rescalings_of_a_model_have_one_point_of_balance() -> None:
     pathcond.rescale_(model, symmetry, t, verify=False)
     for one, other in zip(before, balance_bounds(symmetry, model, wide), strict=True):
         torch.testing.assert_close(
-            symmetry.combination @ one, symmetry.combination @ (other + t), rtol=0, atol=1e-5
+            symmetry.class_matrix @ one, symmetry.class_matrix @ (other + t), rtol=0, atol=1e-5
         )
 
 

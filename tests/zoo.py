@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.capture.isolation import untouched
+from pathcond.capture.isolation import isolated
 from pathcond.capture.models import as_call
 from pathcond.capture.outputs import example_outputs, output_change
 from pathcond.condition import Prepared
@@ -288,7 +288,7 @@ def settle(model: nn.Module, inputs: Any) -> None:
     ]
     momenta = [norm.momentum for norm in norms]
     args, kwargs = as_call(inputs)
-    with torch.no_grad(), untouched(model, training=True):
+    with torch.no_grad(), isolated(model, training=True):
         for norm in norms:
             norm.momentum = 1.0
         model(*args, **kwargs)
@@ -473,7 +473,7 @@ def moved_again(model: nn.Module, prepared: Prepared, normalization: str) -> flo
     """
     for _ in range(2):
         report = pathcond.condition_(model, prepared, normalization=normalization, describe=False)
-    moves = prepared.symmetry.combination @ report.log_scales.cpu()
+    moves = prepared.symmetry.class_matrix @ report.log_scales.cpu()
     return float(moves.abs().max()) if report.num_units else 0.0
 
 

@@ -8,12 +8,14 @@ pathcond.rescale_(model, symmetry, log_scales)                # in place, verifi
 pathcond.diag_g(model, example_inputs)                        # diagonal of G = ∂Φᵀ∂Φ
 pathcond.path_norm(model, example_inputs, p=2)                # ‖Φ‖_p
 pathcond.count_paths(model, example_inputs)                   # how many paths there are
+pathcond.compare_rates(build, train, example_inputs)          # does it pay at tuned rates
 """
 
 from . import reference, theory
 from .condition import condition_, prepare
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
 from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
+from .rates import RateComparison, compare_rates
 from .report import Report
 from .rescaling.rescale import rescale_
 from .solvers import CoordinateDescent, ENorm, Exact, Solution, solve
@@ -27,11 +29,13 @@ __all__ = [
     "ENorm",
     "EnergyRangeError",
     "Exact",
+    "RateComparison",
     "Report",
     "RescalingError",
     "Solution",
     "Symmetry",
     "UnsupportedModelError",
+    "compare_rates",
     "condition_",
     "count_paths",
     "diag_g",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .capture.usable import refuse_unusable_weights
-from .distributed.ranks import Ranks, is_unclear
+from .distributed.ranks import Ranks, is_ambiguous
 from .distributed.sharding import local
 from .errors import TrainChangeError
 from .lifting.lifting import Sample, capture_sample, diag_g
@@ -27,9 +27,9 @@ from .rescaling.optimizer_state import Optimizers
 from .rescaling.rescale import Rescaling, is_low_precision, listed_copies, rescale_
 from .solvers import DEFAULT, Solution, Solver
 from .solvers.balance import balance_bounds
-from .solvers.problem import Problem, counted, ranks_of
+from .solvers.problem import Problem, ranks_of, select_counted
 from .solvers.rounding import to_powers_of_two
-from .solvers.solver import refuse_other_than_solver
+from .solvers.solver import check_solver
 from .symmetry.bounds import EpsilonShares
 from .symmetry.symmetry import (
     SAFE_EPSILON_SHARE,
@@ -47,10 +47,10 @@ logger = logging.getLogger("pathcond")
 EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
 # a gradient per parameter at which a model is at its optimum but for the rounding of its weights
 ARRIVED = 1e-7
-SLOW = 0.5  # pace below which a warning says so
+PACE_WARNING = 0.5  # pace below which a warning says so
 # decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning
 # says so
-WORSE = 2.0
+SPREAD_WARNING = 2.0
 SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
 
 
@@ -205,10 +205,10 @@ def condition_(
     ... )  # conditioning twice does nothing
     True
     """
-    refuse_other_than_solver(solver)
+    check_solver(solver)
     copies = listed_copies(copies)
     ranks, stages = Ranks.of(model, group), _Stages(progress)
-    if is_unclear(model, group):
+    if is_ambiguous(model, group):
         logger.warning(
             "Each process conditions a model of its own. Wrap it afterwards in "
             "DistributedDataParallel, which copies the first "
@@ -273,7 +273,7 @@ def condition_(
                 raise
     report = _report(symmetry, diagonal, solver, solution, rescaling, stages.seconds)
     before, after = report.spread()
-    if after > before + WORSE:
+    if after > before + SPREAD_WARNING:
         logger.warning(
             "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
             "hold its sum can be rescaled, and "
@@ -282,7 +282,7 @@ def condition_(
             before,
             after,
         )
-    if report.pace < SLOW:
+    if report.pace < PACE_WARNING:
         logger.warning(
             "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: "
             "divide the learning rate by that.",
@@ -304,7 +304,7 @@ def _solution(
     """
     if not symmetry.num_units:
         return Solution.nothing(0, "nothing can be rescaled")
-    if solver.needs_energy and not _positive(counted(symmetry, g)):
+    if solver.needs_energy and not _positive(select_counted(symmetry, g)):
         return Solution.nothing(
             symmetry.num_units,
             "no trainable parameter lies on a path (diag G is zero): nothing to condition",
@@ -387,7 +387,7 @@ def _shares(
     if not (
         solver.needs_energy
         and len(boxes.epsilon_shares.classes)
-        and _positive(counted(symmetry, g))
+        and _positive(select_counted(symmetry, g))
     ):
         return EPSILON_SHARES
     whole = Problem.of(symmetry, g)

@@ -29,7 +29,7 @@ from .report import Report
 from .rescaling.optimizer_state import Optimizers, listed, require_own, with_inner
 from .rescaling.rescale import listed_copies
 from .solvers import Exact, Solver
-from .solvers.solver import refuse_other_than_solver
+from .solvers.solver import check_solver
 from .symmetry.symmetry import Normalization
 from .wrappers import unwrap
 
@@ -97,7 +97,7 @@ def teleport(
     >>> handle.steps, handle.teleports
     (5, 2)
     """
-    refuse_other_than_solver(solver)
+    check_solver(solver)
     _refuse_unusable(every, schedule, options)
     optimizers, group, copies = (
         listed(optimizer),

@@ -345,7 +345,7 @@ def _minimise(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[float, float]:
     """Root mean square of log |θ'/θ| at the minimum of F, and (F(0) - min F) / p."""
     problem = Problem.of(symmetry, g)
     solution = Exact(tolerance=1e-6).solve(problem)
-    t, squares = problem.combination @ solution.log_scales, 0.0
+    t, squares = problem.class_matrix @ solution.log_scales, 0.0
     for name, scaling in symmetry.scalings.items():
         if name in g:
             moves = t[scaling.plus.long()] - t[scaling.minus.long()]

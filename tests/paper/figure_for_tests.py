@@ -12,15 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from unittest import mock
 
-from pathcond_paper.figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-)
+from pathcond.rows import Job, Result, Row
+from pathcond_paper.figure import Claim, Place, Preset, Progress
 from pathcond_paper.style import band, panels
 
 DATASETS = {"smoke": (), "cpu": ("mnist",), "paper": ()}
@@ -91,7 +84,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 if __name__ == "__main__":
-    from pathcond.cli.commands import commands as cli
+    from pathcond.cli import commands as cli
     from pathcond_paper import reproduction
 
     # a shell's background processes ignore it, and so would we

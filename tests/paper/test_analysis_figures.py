@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pathcond
+from pathcond.rows import Row
 from pathcond.solvers import CoordinateDescent
 from pathcond.solvers.problem import Problem
 from pathcond_paper import load
-from pathcond_paper.figure import Claim, Figure, Place, Row
+from pathcond_paper.figure import Claim, Figure, Place
 from pathcond_paper.figures import convergence, criteria, regimes, toy
 
 NAMES = ("toy", "criteria", "regimes", "convergence")

@@ -21,10 +21,10 @@ from pathcond.networks import (
     resnet18_c,
     vgg16,
 )
+from pathcond.rows import Rows
 from pathcond_paper import FIGURES, load, style
 from pathcond_paper.figure import Place, Row
 from pathcond_paper.figures import table1
-from pathcond_paper.sweep.rows import Rows
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 

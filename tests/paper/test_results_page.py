@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pathcond.cli.commands import app
+from pathcond.rows import Row, Rows, RowsError
 from pathcond_paper import document
 from pathcond_paper import page as results
-from pathcond_paper.figure import Claim, Row
+from pathcond_paper.figure import Claim
 from pathcond_paper.style import panels
-from pathcond_paper.sweep.rows import Rows, RowsError
 from pathcond_paper.sweep.selection import described
 
 FIGURES = {

@@ -21,14 +21,14 @@ from click.testing import Result
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from pathcond.cli.commands import commands as cli
+from pathcond.cli import commands as cli
 from pathcond.cli.exits import RUNS_FAILED, WRONG_USAGE
+from pathcond.rows import Rows
 from pathcond_paper import reproduction
 from pathcond_paper.__main__ import main
 from pathcond_paper.figure import Place
 from pathcond_paper.sweep import engines
 from pathcond_paper.sweep.engines import Advanced, Ended, Finished
-from pathcond_paper.sweep.rows import Rows
 from pathcond_paper.sweep.watching import watching
 
 from . import figure_for_tests

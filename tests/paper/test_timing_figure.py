@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathcond_paper.figure import Place, Row
+from pathcond.rows import Row
+from pathcond_paper.figure import Place
 from pathcond_paper.figures import timing
 from pathcond_paper.figures.costs import Stopwatch
 

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 import pathcond
 from pathcond.networks import autoencoder, cifar_nv, mlp
+from pathcond.rows import Row
 from pathcond_paper.data import load
-from pathcond_paper.figure import Figure, Place, Row
+from pathcond_paper.figure import Figure, Place
 from pathcond_paper.figures import autoencoder as autoencoders
 from pathcond_paper.figures import cifar_nv as convolutional
 from pathcond_paper.figures import mlp_depth, smooth

@@ -7,33 +7,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pathcond.rows import Job, Result, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-Job = dict[str, Any]  # settings that identify a run: strings, numbers, lists of them
-Result = dict[str, Any]  # what came out: the same, and NaN
+__all__ = [
+    "PRESETS",
+    "Claim",
+    "Figure",
+    "Job",
+    "Place",
+    "Preset",
+    "Progress",
+    "Result",
+    "Row",
+    "Verdict",
+]
+
 Preset = Literal["smoke", "cpu", "paper"]
 PRESETS: tuple[Preset, ...] = ("smoke", "cpu", "paper")
 Verdict = Literal["reproduced", "better", "not reproduced", "not run"]
 # the share that is done, and a few words on what is being done
 Progress = Callable[[float, str], object]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A finished run.
-
-    Attributes:
-        job: What identifies it.
-        result: What came out.
-        origin: How it was made: command, device, versions, commit, date.
-    """
-
-    job: Job
-    result: Result
-    origin: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

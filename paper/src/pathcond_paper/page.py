@@ -14,18 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pathcond.report.page import rendered
+from pathcond.rows import Row, Rows, RowsError
 
 from . import FIGURES, load
-from .figure import (
-    PRESETS,
-    Claim,
-    Figure,
-    Preset,
-    Row,
-    Verdict,
-)
+from .figure import PRESETS, Claim, Figure, Preset, Verdict
 from .style import drawings, save
-from .sweep.rows import Rows, RowsError
 from .sweep.selection import described
 from .sweep.sweep import Sweep, readable
 

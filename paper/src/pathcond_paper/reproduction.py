@@ -18,9 +18,10 @@ from pathlib import Path
 
 from pathcond.cli.exits import INTERRUPTED, RUNS_FAILED, WRONG_USAGE, exit_code
 from pathcond.errors import FailedRunsError
+from pathcond.rows import Row
 
 from . import FIGURES, load
-from .figure import Place, Preset, Row
+from .figure import Place, Preset
 from .sweep.sweep import Sweep, draw, readable, to_tensorboard
 from .sweep.watching import watching
 

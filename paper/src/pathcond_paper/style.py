@@ -14,7 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import torch
 
-from .figure import Figure, Row
+from pathcond.rows import Row
+
+from .figure import Figure
 from .training.methods import METHODS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..distributed.sharding import reshard
 from ..interrupts import interruptible, uninterrupted
-from .isolation import replaced, untouched
+from .isolation import isolated, replaced
 from .models import fresh_call
 
 FUNCTIONAL = (
@@ -96,7 +96,7 @@ def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
     recorder = _VarianceRecorder({id(buffer): name for name, buffer in buffers.items()})
     with (
         uninterrupted(),
-        untouched(model, training=True),
+        isolated(model, training=True),
         replaced(model, buffers),
         torch.no_grad(),
         recorder,

@@ -25,7 +25,7 @@ from ..wrappers import unwrap, wrapped
 from .draws import GlobalDraws, Plan, ScalarDraws, plans
 from .explaining import capture_error
 from .exporting import export_graph
-from .isolation import quiet, replaced, untouched
+from .isolation import isolated, quiet, replaced
 from .models import as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
 from .tracing import trace_graph
@@ -40,9 +40,9 @@ __all__ = [
     "capture_both_modes",
     "capture_graphs",
     "fresh_call",
+    "isolated",
     "replaced",
     "require_supported",
-    "untouched",
     "unwrap",
     "wrapped",
 ]
@@ -145,7 +145,7 @@ class _Capture:
         # else.
         with (
             uninterrupted(),
-            untouched(model, training=training),
+            isolated(model, training=training),
             quiet(),
             _momentum_as_number(model),
         ):

@@ -22,13 +22,13 @@ LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, *, training: bool) -> Iterator[None]:
+def isolated(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Run the body with the model in the given mode, as it is written: without autocast and
     compiled code.
 
     Every module's mode and all random states are restored. Threads take turns.
     """
-    with LOCK, _same_random_states(), _in_mode(model, training), contextlib.ExitStack() as stack:
+    with LOCK, same_random_states(), _in_mode(model, training), contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             stack.enter_context(torch.autocast(kind, enabled=False))
         # Without this, what we try would be compiled for good.
@@ -50,7 +50,8 @@ def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _same_random_states() -> Iterator[None]:
+def same_random_states() -> Iterator[None]:
+    """Put the random states of Python, NumPy and torch back behind the body."""
     python_state = random.getstate()
     torch_state = torch.get_rng_state()
     numpy = sys.modules.get("numpy")  # only a program that has imported it can draw from it

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..distributed.sharding import computes_in, reshard
 from ..errors import UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
-from .isolation import replaced, untouched
+from .isolation import isolated, replaced
 from .models import as_call, fresh_call, returned_leaves
 from .usable import differing_types
 
@@ -47,7 +47,7 @@ def example_outputs(
     }
     with (
         uninterrupted(),
-        untouched(model, training=training),
+        isolated(model, training=training),
         replaced(model, values | buffers),
         torch.no_grad(),
         _full_precision(),

@@ -36,7 +36,7 @@ from .decisions import (
     size_from_values,
     user_line,
 )
-from .isolation import replaced, untouched
+from .isolation import isolated, replaced
 from .models import canonical_names, returned_leaves
 from .nodes import (
     TORCH_FOLDER,
@@ -158,7 +158,7 @@ def _buffers_written_in_train_mode(
     before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     after = {name: buffer.clone() for name, buffer in before.items()}
     with (
-        untouched(model, training=True),
+        isolated(model, training=True),
         _attributes_kept(model),
         replaced(model, after),
         torch.no_grad(),

@@ -260,8 +260,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the page goes")] = Path("pathcond-demo.html"),
     epochs: Annotated[int, typer.Option(help="Passes over the data per run", min=1)] = 60,
 ) -> None:
-    """Train a small network on handwritten digits with and without conditioning, and write a page
-    with the curves.
+    """Train on handwritten digits with and without conditioning, at tuned and at small rates, and
+    write a page with the curves.
     """
     with exit_codes():
         from .demo import run

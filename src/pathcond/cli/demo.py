@@ -1,5 +1,5 @@
-"""What one call before training does: a small network on handwritten digits, trained four ways side
-by side.
+"""What one call before training does, on handwritten digits: at tuned learning rates, then four
+ways side by side at small ones.
 
 The digits (1,797 images of 8×8) come with scikit-learn. All runs start from the same weights and
 see the same batches.
@@ -20,9 +20,11 @@ from torch.nn import functional as F
 
 from ..condition import condition_
 from ..networks import mlp
+from ..rates import RateComparison
 from ..report import Report
 from ..solvers import CoordinateDescent, ENorm
 from ..teleport import teleport
+from . import demo_rates
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -137,13 +139,19 @@ def run(out: Path, epochs: int = 60) -> None:
 
     console, threads, start = Console(), torch.get_num_threads(), time.perf_counter()
     x, y = digits()
-    console.print(
-        f"{len(x):,} handwritten digits, MLP 64-256-256-256-10 with BatchNorm, SGD, "
-        f"batches of {BATCH}"
-    )
     results: dict[float, list[Run]] = {}
     torch.set_num_threads(1)  # such small matrices are quicker on one core
     try:
+        console.print(
+            f"{len(x):,} handwritten digits, autoencoder {demo_rates.WIDTHS}, SGD, "
+            f"batches of {BATCH}, cosine schedule"
+        )
+        tuned_epochs = max(1, epochs // 3)
+        tuned = demo_rates.compared(x, batch=BATCH, epochs=tuned_epochs)
+        console.print(f"\n{tuned}\n", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"The same digits, MLP 64-256-256-256-10 with BatchNorm, SGD, batches of {BATCH}"
+        )
         for rate, share in LEARNING_RATES.items():
             results[rate] = runs(x[:256])
             with _bars(console) as progress:
@@ -159,7 +167,7 @@ def run(out: Path, epochs: int = 60) -> None:
         f"{report.output_change_train:.1e} in train mode, in "
         f"{sum(report.seconds.values()):.2f} s."
     )
-    out.write_text(page(results, report), encoding="utf-8")
+    out.write_text(page(results, report, tuned, tuned_epochs), encoding="utf-8")
     console.print(f"Page with the curves: {out} ({time.perf_counter() - start:.0f} s in all)")
 
 
@@ -219,10 +227,13 @@ def _rows(results: dict[float, list[Run]]) -> list[dict]:
     ]
 
 
-def page(results: dict[float, list[Run]], report: Report) -> str:
+def page(
+    results: dict[float, list[Run]], report: Report, tuned: RateComparison, tuned_epochs: int
+) -> str:
     """Curves and the report of the default conditioning, in one file."""
     from markupsafe import Markup
 
+    from ..rates.page import comparing
     from ..report.charts import Series, lines
     from ..report.page import conditioning, rendered
 
@@ -244,7 +255,7 @@ def page(results: dict[float, list[Run]], report: Report) -> str:
             }
         )
     rates = [f"{rate:g}" for rate in results]
-    values = conditioning(report)
+    values = conditioning(report) | comparing(tuned)
     return rendered(
         "demo.html.jinja",
         title="PathCond on handwritten digits",
@@ -252,5 +263,7 @@ def page(results: dict[float, list[Run]], report: Report) -> str:
         rates=rates,
         rows=_rows(results),
         target=f"{TARGET:.0%}",
+        widths=demo_rates.WIDTHS,
+        tuned_epochs=tuned_epochs,
         **values,
     )

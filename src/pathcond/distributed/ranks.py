@@ -191,7 +191,7 @@ def several_processes() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def is_unclear(model: nn.Module, group: Any) -> bool:
+def is_ambiguous(model: nn.Module, group: Any) -> bool:
     """Whether nothing says what the other processes have to do with this model."""
     return (
         group is None
@@ -205,7 +205,7 @@ def refuse_unclear(model: nn.Module, group: Any) -> None:
     """Refuse a bare model in one of several training processes: are they copies of one model, or
     models of their own?
     """
-    if is_unclear(model, group):
+    if is_ambiguous(model, group):
         raise ValueError(
             f"torch.distributed runs {distributed.get_world_size()} processes, but "
             f"{type(unwrap(model)).__name__} is neither "

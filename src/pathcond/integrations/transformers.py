@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..capture.isolation import untouched
+from ..capture.isolation import isolated
 from ..interrupts import interruptible, uninterrupted
 from ..report import Report
 from ..wrappers import unwrap
@@ -81,7 +81,7 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
             given = self.example_inputs
             if given is None:
                 # The mode stays, all random states are brought back.
-                with uninterrupted(), untouched(model, training=model.training), interruptible():
+                with uninterrupted(), isolated(model, training=model.training), interruptible():
                     given = self._inputs_of(first_batch(kwargs["train_dataloader"]), model, args)
             self.start(
                 model,

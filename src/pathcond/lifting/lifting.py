@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..capture.aliasing import Aliases, written
-from ..capture.isolation import untouched
+from ..capture.isolation import isolated
 from ..capture.models import as_call, canonical_names
 from ..capture.nodes import Graph, Node
 from ..capture.outputs import require_fitting_types, split_samples
@@ -445,7 +445,7 @@ class _Walk:
         )
         with contextlib.ExitStack() as stack:
             stack.enter_context(uninterrupted())
-            stack.enter_context(untouched(self.model, training=False))
+            stack.enter_context(isolated(self.model, training=False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(received is not None))
             if self.ranks.sharded:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from ..capture.isolation import replaced, untouched
+from ..capture.isolation import isolated, replaced
 from ..capture.models import fresh_call
 from ..errors import UnsupportedModelError
 
@@ -101,7 +101,7 @@ def record(
     }
     watch = _Watch(recording, owners)
     with ExitStack() as stack:
-        stack.enter_context(untouched(model, training=training))
+        stack.enter_context(isolated(model, training=training))
         stack.enter_context(replaced(model, copies))
         stack.enter_context(torch.no_grad())
         stack.enter_context(watch.hooked(model))

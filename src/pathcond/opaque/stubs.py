@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..capture.isolation import untouched
+from ..capture.isolation import isolated
 from ..capture.nodes import Graph, Node
 from ..errors import UnsupportedModelError
 from .recording import Recording
@@ -48,7 +48,7 @@ class Site:
         args, kwargs = tree_unflatten(
             [None if leaf is _NONE else leaf for leaf in leaves], self.spec
         )
-        with untouched(self.module, training=False), torch.no_grad():
+        with isolated(self.module, training=False), torch.no_grad():
             returned = self.module(*args, **kwargs)
         return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
 

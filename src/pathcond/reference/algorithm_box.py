@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..solvers.problem import counted
+from ..solvers.problem import select_counted
 from ..symmetry.symmetry import Symmetry
 
 
@@ -34,8 +34,8 @@ class Connectivity:
         """Read it from a Symmetry whose classes of equal log-scales are one unit each, or fixed, as
         in the paper's networks.
         """
-        g = counted(symmetry, g)
-        device, classes = next(iter(g.values())).device, symmetry.combination
+        g = select_counted(symmetry, g)
+        device, classes = next(iter(g.values())).device, symmetry.class_matrix
         unit_of = torch.full((classes.num_classes,), -1, dtype=torch.long)
         unit_of[classes.classes] = classes.units
         sides: tuple[list[Tensor], list[Tensor]] = ([], [])

@@ -10,73 +10,36 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-TOP, RIGHT, BOTTOM = 28, 16, 40
+from .axes import BOTTOM, CANVASES, RIGHT, TOP, Axis, Canvas, LogAxis
+
 # Axes reach from the 1st to the 99th percentile: a few outliers would leave a chart empty.
 BULK = (0.01, 0.99)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Canvas:
-    """What a chart is drawn on.
-
-    Attributes:
-        kind: Class of the drawing, by which the page's style shows it or hides it.
-        width: In pixels, as its letters are.
-        left: Space for the labels of the vertical axis.
-        ticks: About how many labels fit along the horizontal axis.
-        names: Space for the names of rows; 0 if they stand above their rows.
-    """
-
-    kind: str
-    width: int
-    left: int
-    ticks: int
-    names: int
-
-    @property
-    def right(self) -> int:
-        """Where the horizontal axis ends."""
-        return self.width - RIGHT
-
-
-CANVASES = (
-    Canvas(kind="wide", width=720, left=46, ticks=7, names=200),
-    Canvas(kind="narrow", width=352, left=40, ticks=6, names=0),
-)
+COLOURS = 6  # of the page's style
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A linear map from values to positions.
+class Band:
+    """One curve with what it varies by.
 
     Attributes:
-        low, high: Values at its two ends.
-        start, stop: Their positions.
+        name: In the legend.
+        values: One per position; infinite if it is beyond every scale, NaN if there is none.
+        low, high: Ends of the band around each value.
+        tips: What is shown of each value under the mouse.
+        best: Position of the value to be marked, if any.
     """
 
-    low: float
-    high: float
-    start: float
-    stop: float
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
-
-    def ticks(self, most: int = 7) -> list[float]:
-        """Round values inside, about evenly spread."""
-        raw = (self.high - self.low) / most
-        magnitude = 10 ** math.floor(math.log10(raw))
-        step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw)
-        return [
-            i * step
-            for i in range(
-                math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1
-            )
-        ]
+    name: str
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    tips: Sequence[str]
+    best: int | None
 
 
 @dataclass(frozen=True)
@@ -103,10 +66,99 @@ def lines(
             points = " ".join(
                 f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v)
             )
-            parts.append(f'<polyline class="line s{i}" points="{points}">{_tip(s.name)}</polyline>')
+            parts.append(
+                f'<polyline class="line s{i % COLOURS}" points="{points}">{_tip(s.name)}</polyline>'
+            )
         return _svg(canvas, parts, height, f"{y_label} over {x_label}")
 
     return _drawn(draw) + _legend([s.name for s in series], "line")
+
+
+def bands(
+    curves: Sequence[Band], at: Sequence[float], *, x_label: str, y_label: str, height: int = 380
+) -> str:
+    """Curves over positive positions on a logarithmic axis, with their bands; what is off the scale
+    stands at the top edge.
+    """
+    edge = TOP + 6
+    y = _height_axis(curves, height - BOTTOM, edge + 14)
+    top = y.high
+
+    def draw(canvas: Canvas) -> str:
+        x = LogAxis(at[0] / 1.15, at[-1] * 1.15, canvas.left, canvas.right)
+        parts = _frame(canvas, x, y, height, x_label, y_label)
+        if any(value > top for curve in curves for value in curve.values):
+            parts.append(f'<text class="tick y" x="{canvas.left - 6}" y="{edge + 4}">∞</text>')
+        places = [x(value) for value in at]
+        for i, curve in enumerate(curves):
+            parts.append(_band(curve, i, places, lambda v: y(v) if v <= top else edge, top))
+        for i, curve in enumerate(curves):
+            shift = 9 * (i - (len(curves) - 1) / 2)
+            parts += [
+                _off_scale(places[k] + shift, edge, i, curve.tips[k])
+                for k, value in enumerate(curve.values)
+                if value > top
+            ]
+        return _svg(canvas, parts, height, f"{y_label} over {x_label}")
+
+    return _drawn(draw) + _legend([curve.name for curve in curves], "line")
+
+
+def _height_axis(curves: Sequence[Band], start: float, stop: float) -> Axis | LogAxis:
+    """Logarithmic if all values are positive, then up to ten times the worst of the best: what blew
+    up would flatten the rest.
+    """
+    finite = [
+        v for curve in curves for v in (*curve.values, *curve.low, *curve.high) if math.isfinite(v)
+    ]
+    if not finite or min(finite) <= 0:
+        return Axis(*_padded(min(finite, default=0.0), max(finite, default=1.0)), start, stop)
+    best = [min((v for v in curve.values if math.isfinite(v)), default=0.0) for curve in curves]
+    low, high = min(finite), max(v for v in finite if v <= 10 * max(*best, min(finite)))
+    margin = max((high / low) ** 0.05, 1.01)
+    return LogAxis(low / margin, high * margin, start, stop)
+
+
+def _band(
+    curve: Band, number: int, xs: Sequence[float], y: Callable[[float], float], top: float
+) -> str:
+    """The band where all of it is on the scale, the line, a dot at every value on the scale, a ring
+    around the best.
+    """
+    kind, parts = f"s{number % COLOURS}", []
+    for piece in _pieces([math.isfinite(high) and high <= top for high in curve.high]):
+        outline = [(xs[k], curve.high[k]) for k in piece] + [
+            (xs[k], curve.low[k]) for k in reversed(piece)
+        ]
+        points = " ".join(f"{px:.1f},{y(value):.1f}" for px, value in outline)
+        parts.append(f'<polygon class="band {kind}" points="{points}"/>')
+    for piece in _pieces([not math.isnan(value) for value in curve.values]):
+        points = " ".join(f"{xs[k]:.1f},{y(curve.values[k]):.1f}" for k in piece)
+        parts.append(
+            f'<polyline class="line {kind}" points="{points}">{_tip(curve.name)}</polyline>'
+        )
+    for k, value in enumerate(curve.values):
+        if value <= top:
+            mark, radius = ("best", 6.5) if k == curve.best else ("dot", 3)
+            place = f'cx="{xs[k]:.1f}" cy="{y(value):.1f}" r="{radius}"'
+            parts.append(f'<circle class="{mark} {kind}" {place}>{_tip(curve.tips[k])}</circle>')
+    return "".join(parts)
+
+
+def _off_scale(px: float, py: float, number: int, tip: str) -> str:
+    corners = f"{px:.1f},{py - 5:.1f} {px - 4:.1f},{py + 3:.1f} {px + 4:.1f},{py + 3:.1f}"
+    kind = f"off s{number % COLOURS}"
+    return f'<polygon class="{kind}" points="{corners}">{_tip(tip)}</polygon>'
+
+
+def _pieces(there: Sequence[bool]) -> list[list[int]]:
+    """Positions that follow each other without a gap.
+
+    >>> _pieces([True, True, False, True])
+    [[0, 1], [3]]
+    """
+    groups = groupby(range(len(there)), key=lambda k: there[k])
+    return [list(group) for is_there, group in groups if is_there]
 
 
 def histograms(
@@ -183,7 +235,7 @@ def _strip(x: Axis, quantiles: Sequence[float], middle: float, tip: str) -> list
         place = (
             f'x="{x(start):.1f}" y="{middle - thick / 2:.1f}" width="{width:.1f}" height="{thick}"'
         )
-        parts.append(f'<rect class="{kind}" {place}><title>{escape(tip)}</title></rect>')
+        parts.append(f'<rect class="{kind}" {place}>{_tip(tip)}</rect>')
     mark = f'x1="{x(median):.1f}" x2="{x(median):.1f}" y1="{middle - 6:.1f}" y2="{middle + 6:.1f}"'
     return [*parts, f'<line class="median" {mark}/>']
 
@@ -223,19 +275,22 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _vertical(x: Axis, tick: float, height: int) -> str:
+def _vertical(x: Axis | LogAxis, tick: float, height: int) -> str:
     line = _line("grid", x(tick), TOP, x(tick), height - BOTTOM)
     return line + f'<text class="tick" x="{x(tick):.1f}" y="{height - BOTTOM + 15}">{tick:g}</text>'
 
 
-def _label(x: Axis, height: int, text: str) -> str:
+def _label(x: Axis | LogAxis, height: int, text: str) -> str:
     middle = (x.start + x.stop) / 2
     return f'<text class="label" x="{middle:.0f}" y="{height - 6}">{escape(text)}</text>'
 
 
-def _frame(canvas: Canvas, x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[str]:
+def _frame(
+    canvas: Canvas, x: Axis | LogAxis, y: Axis | LogAxis, height: int, x_label: str, y_label: str
+) -> list[str]:
     """Grid, ticks and labels; that of the vertical axis stands above it and needs no turning."""
-    parts = [_vertical(x, tick, height) for tick in x.ticks(canvas.ticks)]
+    most = canvas.ticks + 3 * isinstance(x, LogAxis)
+    parts = [_vertical(x, tick, height) for tick in x.ticks(most)]
     for tick in y.ticks(5):
         parts.append(_line("grid", canvas.left, y(tick), canvas.right, y(tick)))
         parts.append(
@@ -272,7 +327,7 @@ def _legend(names: Sequence[str], kind: str) -> str:
     }
     key = '<svg class="key" viewBox="0 0 34 12" aria-hidden="true">{}</svg>'
     items = (
-        f"<span>{key.format(pieces[kind].format(i))}{escape(name)}</span>"
+        f"<span>{key.format(pieces[kind].format(i % COLOURS))}{escape(name)}</span>"
         for i, name in enumerate(names)
     )
     return f'<p class="legend">{"".join(items)}</p>'

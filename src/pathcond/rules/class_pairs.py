@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Meeting:
+class ClassPairs:
     """Which classes meet in a parameter.
 
     Attributes:
@@ -26,7 +26,7 @@ class Meeting:
     c: Tensor
 
     @classmethod
-    def of(cls, plus: Tensor, minus: Tensor, dim: int) -> Meeting:
+    def of(cls, plus: Tensor, minus: Tensor, dim: int) -> ClassPairs:
         rows, r = torch.unique(plus, return_inverse=True)
         columns, c = torch.unique(minus, return_inverse=True)
         r, c = (ids.view((1,) * (dim - ids.dim()) + ids.shape) for ids in (r, c))

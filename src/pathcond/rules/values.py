@@ -14,7 +14,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ..capture.nodes import Node
-from .class_pairs import Meeting
+from .class_pairs import ClassPairs
 from .labels import Labels
 
 
@@ -117,8 +117,8 @@ class Scaling:
     epsilon: float | None = None
 
     @cached_property
-    def meeting(self) -> Meeting:
+    def class_pairs(self) -> ClassPairs:
         """The classes that multiply the parameter and those that divide it; found once, however
         often the weights change.
         """
-        return Meeting.of(self.plus, self.minus, len(self.shape))
+        return ClassPairs.of(self.plus, self.minus, len(self.shape))

@@ -13,7 +13,7 @@ from .coordinate_descent import CoordinateDescent
 from .enorm import ENorm
 from .exact import Exact
 from .solution import Solution
-from .solver import Solver, refuse_other_than_solver
+from .solver import Solver, check_solver
 
 __all__ = ["DEFAULT", "CoordinateDescent", "ENorm", "Exact", "Solution", "Solver", "solve"]
 
@@ -55,5 +55,5 @@ def solve(
     >>> torch.allclose(4 * solution.log_scales, ratio.log())
     True
     """
-    refuse_other_than_solver(solver)
+    check_solver(solver)
     return solver.solve(solver.problem(symmetry, g, model, bounds))

@@ -135,7 +135,7 @@ def _balance(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def _shifted(problem: Problem, u: Tensor) -> Problem:
     """The same problem with its origin at u."""
-    v = problem.combination @ u
+    v = problem.class_matrix @ u
     shrink, grow = (-v).exp(), v.exp()
     blocks = tuple(
         Block(b.rows, b.columns, shrink[b.rows, None] * b.energy * grow[b.columns])

@@ -82,7 +82,7 @@ class CoordinateDescent(Solver):
         """
         problem = problem.bounded(self.max_log_scale)
         u = problem.zero()
-        v, layers, energy = problem.combination @ u, list(in_layers(problem)), 1.0
+        v, layers, energy = problem.class_matrix @ u, list(in_layers(problem)), 1.0
         measured = energy
         for _ in range(self.sweeps):
             moved = 0.0

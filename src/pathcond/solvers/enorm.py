@@ -126,7 +126,7 @@ def _one_sided(problem: Problem) -> Tensor:
 
 def _last(symmetry: Symmetry, problem: Problem, weights: Mapping[str, Tensor]) -> Tensor:
     """Units that are read by weights into pinned units or outputs only, (num_units,) bool."""
-    held, C = torch.zeros_like(problem.slope).bool(), problem.combination
+    held, C = torch.zeros_like(problem.slope).bool(), problem.class_matrix
     for name in weights:
         scaling = symmetry.scalings[name]
         if not bool(scaling.plus.any()):

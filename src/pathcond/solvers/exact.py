@@ -110,7 +110,7 @@ def _start(origin: Point, layers: LayerScales) -> Point:
     u = layers.up(w).clamp(problem.lower, problem.upper)
     if not torch.equal(u, layers.up(w)):
         energy = problem.at(u).energy
-    v = problem.combination @ u
+    v = problem.class_matrix @ u
     for layer in layers_of(problem):
         if layer is not None:
             energy = layer.minimise(problem, u, v, energy)

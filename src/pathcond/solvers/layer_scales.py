@@ -63,7 +63,7 @@ class LayerScales:
         """The distinct ways in which classes move with the layers, (kinds, layers), and which of
         them each class has.
         """
-        C, layers = problem.combination, self.layer_of[problem.combination.units]
+        C, layers = problem.class_matrix, self.layer_of[problem.class_matrix.units]
         coefficients = C.coefficients * self.free[C.units]
         code = torch.randint(
             2**52, (self.num_layers,), generator=torch.Generator().manual_seed(0)

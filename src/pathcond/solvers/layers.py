@@ -189,7 +189,7 @@ def in_layers(problem: Problem) -> Iterator[Layer | Unit]:
     """The units in order: whole layers where they are independent of each other, single units
     otherwise.
     """
-    C = problem.combination
+    C = problem.class_matrix
     for units, layer in zip(problem.groups, layers_of(problem), strict=True):
         if layer is not None:
             yield layer
@@ -217,7 +217,7 @@ def _own_classes(problem: Problem) -> Tensor:
     """The class that a unit has to itself and with exponent 1, (num_units,); -1 where it is
     otherwise.
     """
-    C = problem.combination
+    C = problem.class_matrix
     per_unit = torch.bincount(C.units, minlength=problem.num_units)
     per_class = torch.bincount(C.classes, minlength=C.num_classes)
     plain = (per_unit[C.units] == 1) & (per_class[C.classes] == 1) & (C.coefficients == 1)
@@ -237,7 +237,7 @@ class _Sides:
     def __init__(self, problem: Problem, own: Tensor) -> None:
         # layer and position in it of every class; -1 for classes of no single unit
         self.layer, self.place = (
-            torch.full((problem.combination.num_classes,), -1, device=own.device) for _ in range(2)
+            torch.full((problem.class_matrix.num_classes,), -1, device=own.device) for _ in range(2)
         )
         for layer, units in enumerate(problem.groups):
             plain = (own[units] >= 0).nonzero().flatten()

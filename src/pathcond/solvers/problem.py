@@ -38,9 +38,9 @@ from torch import Tensor
 
 from ..distributed.ranks import ALONE, Ranks
 from ..distributed.sharding import counts_here, cut, is_sharded, local, mesh_group
-from ..rules.class_pairs import Meeting
+from ..rules.class_pairs import ClassPairs
 from ..rules.values import Scaling
-from ..symmetry.symmetry import Combination, Symmetry
+from ..symmetry.symmetry import ClassMatrix, Symmetry
 
 # entries of all blocks up to which a problem is solved on the CPU: there are too few to keep a GPU
 # busy
@@ -85,7 +85,7 @@ class Problem:
         fixed: Energy of the others, likewise relative.
         num_parameters: p, the number of trainable parameters with g > 0.
         log_total: log of the sum of all g.
-        combination: C.
+        class_matrix: C.
         num_units: Length of u.
         groups: Positions of the units, layer by layer in forward order.
         slope: (num_units,) gradient of the linear term Σ_i (Ku)_i.
@@ -99,7 +99,7 @@ class Problem:
     fixed: float
     num_parameters: int
     log_total: float
-    combination: Combination
+    class_matrix: ClassMatrix
     num_units: int
     groups: tuple[Tensor, ...]
     slope: Tensor
@@ -126,10 +126,10 @@ class Problem:
             ValueError: g has a negative or non-finite entry or no positive one, or the bounds do
                 not contain scale 1.
         """
-        g = counted(symmetry, g)
+        g = select_counted(symmetry, g)
         ranks = ranks_of(g)
         total = _checked_total(g, ranks)
-        meetings: list[Meeting] = []
+        found_pairs: list[ClassPairs] = []
         counts: list[Tensor] = []
         blocks, pairs, fixed = [], [], []
         for name, whole in g.items():  # nothing here waits for the device
@@ -141,13 +141,15 @@ class Problem:
                     torch.stack([values.double().sum() / total, (values > 0).sum().double()])
                 )
                 continue
-            meeting = _meeting(symmetry.scalings[name], whole)
-            meetings.append(meeting)
-            counts += meeting.counts(values > 0)
-            if not meeting.dense:
-                pairs.append(Pairs(*meeting.pairs(values.double() / total)))
+            class_pairs = _class_pairs(symmetry.scalings[name], whole)
+            found_pairs.append(class_pairs)
+            counts += class_pairs.counts(values > 0)
+            if not class_pairs.dense:
+                pairs.append(Pairs(*class_pairs.pairs(values.double() / total)))
                 continue
-            block = Block(meeting.rows, meeting.columns, meeting.matrix(values.double()) / total)
+            block = Block(
+                class_pairs.rows, class_pairs.columns, class_pairs.matrix(values.double()) / total
+            )
             if min(block.energy.shape) > 1:
                 blocks.append(block)
             else:
@@ -157,8 +159,8 @@ class Problem:
         entries = torch.tensor(float(sum(block.energy.numel() for block in blocks)))
         if float(ranks.maximum(entries)) <= SMALL:
             device = torch.device("cpu")
-        combination = symmetry.combination.to(device)
-        n, p = _numbers(meetings, counts, combination.num_classes, device)
+        class_matrix = symmetry.class_matrix.to(device)
+        n, p = _numbers(found_pairs, counts, class_matrix.num_classes, device)
         single = _joined(pairs, device)
         kept = (single.rows != single.columns) & (single.energy > 0)
         others = (
@@ -177,9 +179,9 @@ class Problem:
             fixed=rest,
             num_parameters=int(p),
             log_total=math.log(total),
-            combination=combination,
+            class_matrix=class_matrix,
             num_units=symmetry.num_units,
-            slope=combination.transposed(ranks.sum(n), symmetry.num_units),
+            slope=class_matrix.transposed(ranks.sum(n), symmetry.num_units),
             lower=lower,
             upper=upper,
             ranks=ranks,
@@ -255,7 +257,7 @@ class Point:
 
     def __init__(self, problem: Problem, u: Tensor) -> None:
         self.problem, self.u = problem, u.clone()
-        v = problem.combination @ u
+        v = problem.class_matrix @ u
         # of a parameter that the class multiplies, or divides
         self.shrink, self.grow = (-v).exp(), v.exp()
         to_rows, to_columns = problem.through(self.shrink, self.grow)
@@ -288,7 +290,7 @@ class Point:
         """Energy of the parameters that each unit multiplies, and of those that it divides,
         (num_units,) each.
         """
-        problem, C = self.problem, self.problem.combination
+        problem, C = self.problem, self.problem.class_matrix
         multiplied, divided = (torch.zeros_like(self.grow) for _ in range(2))
         multiplied.index_add_(0, problem.rows, self.by_row)
         divided.index_add_(0, problem.columns, self.by_column)
@@ -326,7 +328,7 @@ class Point:
     def hessian_product(self, d: Tensor) -> Tensor:
         """∇²F(u) · d, (num_units,): a weighted graph Laplacian less a rank-one term."""
         problem = self.problem
-        dv = problem.combination @ d
+        dv = problem.class_matrix @ d
         across, back = problem.through(self.shrink * dv, self.grow * dv)
         laplacian = self._gathered(
             dv[problem.rows] * self.by_row - self.shrink[problem.rows] * across,
@@ -339,27 +341,27 @@ class Point:
         """Cᵀ of what the entries of rows and columns bring to their classes (C with its entries to
         a power), (num_units,).
         """
-        problem, C = self.problem, self.problem.combination
+        problem, C = self.problem, self.problem.class_matrix
         total = (
             torch.zeros_like(self.grow)
             .index_add_(0, problem.rows, at_rows)
             .index_add_(0, problem.columns, at_columns)
         )
         total, coefficients = problem.ranks.sum(total), C.coefficients**power
-        return Combination(C.classes, C.units, coefficients, C.num_classes).transposed(
+        return ClassMatrix(C.classes, C.units, coefficients, C.num_classes).transposed(
             total, problem.num_units
         )
 
 
-def _meeting(scaling: Scaling, tensor: Tensor) -> Meeting:
+def _class_pairs(scaling: Scaling, tensor: Tensor) -> ClassPairs:
     """Which classes meet in a parameter, or in what this process holds of it."""
     if not is_sharded(tensor):
-        return scaling.meeting
-    return Meeting.of(cut(scaling.plus, tensor), cut(scaling.minus, tensor), tensor.dim())
+        return scaling.class_pairs
+    return ClassPairs.of(cut(scaling.plus, tensor), cut(scaling.minus, tensor), tensor.dim())
 
 
 def _numbers(
-    meetings: list[Meeting], counts: list[Tensor], num_classes: int, device: torch.device
+    found_pairs: list[ClassPairs], counts: list[Tensor], num_classes: int, device: torch.device
 ) -> tuple[Tensor, int]:
     """Parameters with g > 0 that each class multiplies, less those that it divides, (num_classes,),
     and how many there are.
@@ -369,10 +371,10 @@ def _numbers(
         return n, 0
     each = torch.cat(counts).to(device)
     classes = torch.cat(
-        [ids for m in meetings for ids in (m.rows[m.r.flatten()], m.columns[m.c.flatten()])]
+        [ids for m in found_pairs for ids in (m.rows[m.r.flatten()], m.columns[m.c.flatten()])]
     )
     sizes = [len(part) for part in counts]
-    signs = torch.tensor([1.0, -1.0] * len(meetings), dtype=torch.float64).repeat_interleave(
+    signs = torch.tensor([1.0, -1.0] * len(found_pairs), dtype=torch.float64).repeat_interleave(
         torch.tensor(sizes)
     )
     n.index_add_(0, classes.to(device), signs.to(device) * each)
@@ -391,7 +393,7 @@ def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
     )
 
 
-def counted(symmetry: Symmetry, g: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_counted(symmetry: Symmetry, g: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The part of a diagonal over which F runs."""
     return {name: values for name, values in g.items() if name not in symmetry.uncounted}
 

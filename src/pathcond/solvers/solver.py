@@ -50,7 +50,7 @@ class Solver(ABC):
         """The log-scales it finds."""
 
 
-def refuse_other_than_solver(solver: object) -> None:
+def check_solver(solver: object) -> None:
     """Raise where a name or a class was given in place of a solver."""
     if not isinstance(solver, Solver):
         raise TypeError(f"solver must be Exact(), CoordinateDescent() or ENorm(), not {solver!r}")

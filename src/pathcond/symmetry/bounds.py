@@ -39,7 +39,7 @@ class EpsilonShares:
 
     Attributes:
         symmetry: Of the model.
-        classes: (n,) classes of equal log-scales, as in ``symmetry.combination``.
+        classes: (n,) classes of equal log-scales, as in ``symmetry.class_matrix``.
         batch: (n,) q.
         running: (n,) ρ.
     """
@@ -89,7 +89,7 @@ class EpsilonShares:
         growth = torch.minimum(
             share / self.batch, self.running.clamp(min=LARGEST_RUNNING) / self.running
         )
-        num_classes = self.symmetry.combination.num_classes
+        num_classes = self.symmetry.class_matrix.num_classes
         down, up = (torch.full((num_classes,), math.inf, dtype=torch.float64) for _ in range(2))
         # −down ≤ t of a class ≤ up
         down.scatter_reduce_(
@@ -109,7 +109,7 @@ class EpsilonShares:
         """The box of the units from that of the classes. Where several units make a class, the
         first has all its room.
         """
-        C, num_units = self.symmetry.combination, self.symmetry.num_units
+        C, num_units = self.symmetry.class_matrix, self.symmetry.num_units
         first = torch.ones_like(C.classes, dtype=torch.bool)
         first[1:] = C.classes[1:] != C.classes[:-1]
         rising, size = C.coefficients > 0, C.coefficients.abs()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ..capture.isolation import quiet, untouched
+from ..capture.isolation import isolated, quiet
 from ..capture.models import as_call
 from ..capture.outputs import example_outputs
 from ..interrupts import uninterrupted
@@ -185,5 +185,5 @@ def _run_on_shapes(model: nn.Module, example_inputs: Any) -> None:
             return fake.from_tensor(tensor.to("meta") if on_meta else tensor)
 
         args, kwargs = tree_map_only(Tensor, without_value, as_call(example_inputs))
-        with untouched(model, training=False), torch.no_grad():
+        with isolated(model, training=False), torch.no_grad():
             model(*args, **kwargs)

@@ -101,7 +101,7 @@ class Pinned:
 
 
 @dataclass(frozen=True)
-class Combination:
+class ClassMatrix:
     """Classes of equal log-scales as integer combinations of units: a sparse matrix, entries sorted
     by class.
 
@@ -130,8 +130,8 @@ class Combination:
             0, self.units, terms
         )
 
-    def to(self, device: torch.device) -> Combination:
-        return Combination(
+    def to(self, device: torch.device) -> ClassMatrix:
+        return ClassMatrix(
             self.classes.to(device),
             self.units.to(device),
             self.coefficients.to(device),
@@ -168,9 +168,9 @@ class Symmetry:
     frozen: str
     examples: tuple[Example, ...] = field(repr=False)
     fingerprint: str = field(repr=False)
-    # labels are positions in the classes of `combination`
+    # labels are positions in the classes of `class_matrix`
     scalings: dict[str, Scaling] = field(repr=False)
-    combination: Combination = field(repr=False)
+    class_matrix: ClassMatrix = field(repr=False)
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     variances: dict[str, Tensor] = field(repr=False)
     computed_in: frozenset[torch.dtype] = field(repr=False, default=frozenset())
@@ -184,7 +184,7 @@ class Symmetry:
         """t of every class of equal log-scales, (num_classes,) float64, from the units'
         (num_units,).
         """
-        return self.combination @ self._checked(log_scales)
+        return self.class_matrix @ self._checked(log_scales)
 
     def factors(self, log_scales: Tensor) -> dict[str, Tensor]:
         """The factor of every parameter and floating-point buffer, by name, in its own shape
@@ -493,7 +493,7 @@ def _assemble(
         if entries
         else (torch.empty(0),) * 3
     )
-    combination = Combination(rows.long(), units.long(), coefficients.double(), len(classes))
+    class_matrix = ClassMatrix(rows.long(), units.long(), coefficients.double(), len(classes))
     floating = {
         name: tensor
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
@@ -501,7 +501,7 @@ def _assemble(
     }
     return Symmetry(
         num_units=len(free),
-        groups=_groups(scales.equations, free, scalings, combination),
+        groups=_groups(scales.equations, free, scalings, class_matrix),
         pinned=_pinned(scales, solved),
         normalization=scales.normalization,
         approximate=scales.approximate,
@@ -511,7 +511,7 @@ def _assemble(
         examples=examples,
         fingerprint=fingerprint(model),
         scalings=scalings,
-        combination=combination,
+        class_matrix=class_matrix,
         shapes={name: tuple(tensor.shape) for name, tensor in floating.items()},
         variances={
             name: floating[name].detach().to("cpu", torch.float64, copy=True)
@@ -549,7 +549,7 @@ def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], 
 
 
 def _groups(
-    equations: Equations, free: list[int], scalings: dict[str, Scaling], combination: Combination
+    equations: Equations, free: list[int], scalings: dict[str, Scaling], class_matrix: ClassMatrix
 ) -> tuple[UnitGroup, ...]:
     """Units whose labels were made by the same call belong together."""
     starts = torch.tensor([start for start, _, _ in equations.origins] or [0])
@@ -559,8 +559,10 @@ def _groups(
     origins, group_of_unit = torch.unique(origin_of_unit, return_inverse=True)
     multiplied: list[list[str]] = [[] for _ in origins]
     divided: list[list[str]] = [[] for _ in origins]
-    unit, coefficients = combination.units, combination.coefficients
-    first_entry = torch.searchsorted(combination.classes, torch.arange(combination.num_classes + 1))
+    unit, coefficients = class_matrix.units, class_matrix.coefficients
+    first_entry = torch.searchsorted(
+        class_matrix.classes, torch.arange(class_matrix.num_classes + 1)
+    )
     for name, scaling in scalings.items():
         for ids, (up, down) in (
             (scaling.plus, (multiplied, divided)),

@@ -15,16 +15,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pathcond.networks import autoencoder
+from pathcond.rows import Job, Result, Row
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-)
+from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import (
     matched,
     mean,

@@ -16,17 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pathcond.networks import cifar_nv
+from pathcond.rows import Job, Result, Row
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-    Verdict,
-)
+from ..figure import Claim, Place, Preset, Progress, Verdict
 from ..sweep.selection import (
     matched,
     mean,

@@ -20,19 +20,11 @@ from torch import nn
 from pathcond.condition import prepare
 from pathcond.lifting.lifting import diag_g
 from pathcond.networks import cifar_nv, mlp, resnet18_c
+from pathcond.rows import Job, Result, Row
 from pathcond.solvers import CoordinateDescent, Exact
 from pathcond.solvers.problem import Problem
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-    Verdict,
-)
+from ..figure import Claim, Place, Preset, Progress, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

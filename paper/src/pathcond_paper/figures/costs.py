@@ -26,8 +26,8 @@ from pathcond.lifting.lifting import diag_g
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.reference import Connectivity, box_sweeps
 from pathcond.rescaling.rescale import rescale_
+from pathcond.rows import Job, Result
 
-from ..figure import Job, Result
 from ..training.methods import AS_IN_PAPER
 
 SWEEPS = 10

@@ -25,18 +25,10 @@ from torch import Tensor, nn
 
 from pathcond.condition import prepare
 from pathcond.lifting.lifting import diag_g
+from pathcond.rows import Job, Result, Row
 from pathcond.solvers import Exact, solve
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-    Verdict,
-)
+from ..figure import Claim, Place, Preset, Progress, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

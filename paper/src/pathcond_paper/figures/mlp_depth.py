@@ -16,17 +16,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from pathcond.networks import mlp
+from pathcond.rows import Job, Result, Row
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-    Verdict,
-)
+from ..figure import Claim, Place, Preset, Progress, Verdict
 from ..sweep.selection import (
     matched,
     mean,

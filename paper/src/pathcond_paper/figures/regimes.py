@@ -22,18 +22,10 @@ from torch import Tensor
 from pathcond.condition import prepare
 from pathcond.lifting.lifting import diag_g
 from pathcond.networks import mlp
+from pathcond.rows import Job, Result, Row
 from pathcond.solvers import CoordinateDescent, Exact, Solver, solve
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-    Verdict,
-)
+from ..figure import Claim, Place, Preset, Progress, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -17,16 +17,9 @@ from torch import nn
 
 from pathcond.condition import condition_
 from pathcond.networks import mlp
+from pathcond.rows import Job, Result, Row
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-)
+from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import deviation, mean, settings_of, spread, where
 from ..training.methods import AT_OTHER_RATES, METHODS, RATE
 from ..training.training import grouped, trained

@@ -19,16 +19,9 @@ from torch import nn
 
 from pathcond.lifting.lifting import log10_paths
 from pathcond.networks import cifar_nv, mlp, resnet, vgg16
+from pathcond.rows import Job, Result, Row
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-)
+from ..figure import Claim, Place, Preset, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

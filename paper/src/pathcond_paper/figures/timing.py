@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-    Verdict,
-)
+from pathcond.rows import Job, Result, Row
+
+from ..figure import Claim, Place, Preset, Progress, Verdict
 from ..sweep.selection import mean, spread
 from .costs import SWEEPS, Network
 

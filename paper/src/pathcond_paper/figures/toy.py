@@ -21,17 +21,9 @@ from torch import Tensor, nn
 
 from pathcond.condition import condition_, prepare
 from pathcond.reference import ideal_flow
+from pathcond.rows import Job, Result, Row
 
-from ..figure import (
-    Claim,
-    Job,
-    Place,
-    Preset,
-    Progress,
-    Result,
-    Row,
-    Verdict,
-)
+from ..figure import Claim, Place, Preset, Progress, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

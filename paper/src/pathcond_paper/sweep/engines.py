@@ -33,7 +33,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..figure import Job, Place, Result
+from pathcond.rows import Job, Result
+
+from ..figure import Place
 from .origin import commit, origin
 
 ATTEMPTS = 3

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..figure import Job, Row
+from pathcond.rows import Job, Row
 
 
 def where(rows: Iterable[Row], **settings: Any) -> list[Row]:

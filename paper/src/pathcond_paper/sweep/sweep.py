@@ -21,12 +21,12 @@ from types import ModuleType
 from typing import Any, cast
 
 from pathcond.errors import FailedRunsError
+from pathcond.rows import Job, Row, Rows, RowsError, locked
 
 from ..data import load as load_data
-from ..figure import Figure, Job, Place, Preset, Row
+from ..figure import Figure, Place, Preset
 from ..style import drawings, save
 from .engines import ENGINES, Ended, Event, Finished
-from .rows import Rows, RowsError, locked
 
 REPETITIONS = ("seed", "repetition")  # settings of a job whose number the user may choose
 

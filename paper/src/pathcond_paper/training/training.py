@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathcond.condition import Prepared, condition_, prepare
+from pathcond.rows import Job, Result
 from pathcond.symmetry.symmetry import find_symmetry
 from pathcond.teleport import Teleportation, teleport
 
 from ..data import Dataset, load
-from ..figure import Job, Place, Progress, Result
+from ..figure import Place, Progress
 from .methods import METHODS, RATE
 from .stack import Balance, Stack
 

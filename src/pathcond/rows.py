@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..figure import Row
-
 try:
     import fcntl
 except ImportError:  # Windows, where two sweeps must not share a folder
@@ -27,6 +25,25 @@ except ImportError:  # Windows, where two sweeps must not share a folder
 
 FORMAT = 1
 HEADER = json.dumps({"format": FORMAT}).encode() + b"\n"
+
+
+Job = dict[str, Any]  # settings that identify a run: strings, numbers, lists of them
+Result = dict[str, Any]  # what came out: the same, and NaN
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished run.
+
+    Attributes:
+        job: What identifies it.
+        result: What came out.
+        origin: How it was made: command, device, versions, commit, date.
+    """
+
+    job: Job
+    result: Result
+    origin: dict[str, Any]
 
 
 class RowsError(ValueError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pathcond_paper.sweep.rows import Rows, RowsError
+from pathcond.rows import Rows, RowsError
 
 ORIGIN = {"device": "cpu"}
 
