@@ -62,7 +62,8 @@ def lines(
         x = Axis(first, first + max(steps - 1, 1), canvas.left, canvas.right)
         y = Axis(low, high, height - BOTTOM, TOP)
         parts = _frame(canvas, x, y, height, x_label, y_label)
-        for i, s in enumerate(series):
+        # The first is drawn last: where lines meet, its dashes leave the others to be seen.
+        for i, s in reversed(list(enumerate(series))):
             points = " ".join(
                 f"{x(first + k):.1f},{y(v):.1f}" for k, v in enumerate(s.values) if math.isfinite(v)
             )
