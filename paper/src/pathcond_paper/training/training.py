@@ -1,17 +1,17 @@
 """The training engine: many runs of one architecture at once, with the data on the device and, on a
 GPU, a step as one CUDA graph.
 
-Plain SGD. Runs of one seed start from the same weights and see the same batches, whatever their
-method and learning rate; batches are drawn on the CPU, so they are the same on every device. No
-step waits for Python: batches are picked on the device from the epoch's order, and losses are
-summed up there.
+Runs of one seed start from the same weights and see the same batches, shifted and mirrored alike,
+whatever their method and learning rate; all of that is drawn on the CPU, so it is the same on every
+device. No step waits for Python: batches are picked on the device from the epoch's order, and
+losses are summed up there.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,7 +27,9 @@ from pathcond.teleport import Teleportation, teleport
 
 from ..data import Dataset, load
 from ..figure import Place, Progress
-from .methods import METHODS, RATE
+from .augmenting import Shifts
+from .methods import METHODS, RATE, Method
+from .optimizers import OPTIMIZERS, Schedule
 from .stack import Balance, Stack
 
 Task = Literal["classify", "reconstruct"]
@@ -72,8 +74,8 @@ class Run:
     """What differs between runs that are trained together.
 
     Attributes:
-        method: A name in ``METHODS``.
-        learning_rate: Of SGD, fixed.
+        method: A name among the recipe's methods.
+        learning_rate: The highest one, where it follows a schedule.
         seed: Of the weights and of the batches.
     """
 
@@ -94,6 +96,11 @@ class Recipe:
         fitted: Whether to evaluate on the training set too, after every epoch.
         bfloat16: Whether to compute in bfloat16 on a GPU; weights stay float32.
         approximate: Whether smooth activations are treated as ReLU.
+        optimizer: A name in ``OPTIMIZERS``.
+        weight_decay: As the optimizer of torch applies it.
+        schedule: How the learning rate changes over all steps.
+        augment: Whether to shift images by up to four pixels and to mirror half of them.
+        methods: Of the runs, by name.
     """
 
     build: Callable[[], nn.Module]
@@ -104,6 +111,11 @@ class Recipe:
     fitted: bool = False
     bfloat16: bool = False
     approximate: bool = False
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    schedule: Schedule = "fixed"
+    augment: bool = False
+    methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
 
 
 @dataclass
@@ -161,7 +173,7 @@ def train(
     # each.
     places = sorted(
         range(len(runs)),
-        key=lambda i: {"step": 0, "epoch": 1, None: 2}[METHODS[runs[i].method].balance],
+        key=lambda i: {"step": 0, "epoch": 1, None: 2}[recipe.methods[runs[i].method].balance],
     )
     with _repeatable(data.x.device):
         session = _Session([runs[i] for i in places], recipe, data)
@@ -179,7 +191,7 @@ class _Session:
         self.runs, self.recipe, self.data, device = runs, recipe, data, data.x.device
         models, self.curves, prepared = _started(runs, recipe, data)
         self.stack = Stack(models)
-        balanced = [METHODS[run.method].balance for run in runs]
+        balanced = [recipe.methods[run.method].balance for run in runs]
         by_step, by_epoch = balanced.count("step"), balanced.count("epoch")
         self.by_step, self.by_epoch = slice(0, by_step), slice(by_step, by_step + by_epoch)
         self.balance = None
@@ -202,12 +214,20 @@ class _Session:
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.rates = torch.tensor([run.learning_rate for run in runs], device=device)
         self.sums = torch.zeros(2, len(runs), device=device)  # of losses and of right answers
-        changed = [*self.stack.tensors(), self.position, self.sums]
+        self.optimizer = OPTIMIZERS[recipe.optimizer](
+            list(self.stack.parameters.values()),
+            self.rates,
+            weight_decay=recipe.weight_decay,
+            schedule=recipe.schedule,
+            steps=self.steps * recipe.epochs,
+        )
+        self.shifts = Shifts(data.x, self.order.shape) if recipe.augment else None
+        changed = [*self.stack.tensors(), *self.optimizer.tensors(), self.position, self.sums]
         self.step = _recorded(self._step, changed) if device.type == "cuda" else self._step
 
     def _teleports(self, prepared: dict[str, Prepared]) -> Iterator[tuple[int, Teleportation]]:
         for i, run in enumerate(self.runs):
-            if METHODS[run.method].teleports:
+            if self.recipe.methods[run.method].teleports:
                 network = self.stack.network(i)
                 # plain SGD has no state to move
                 optimizer = torch.optim.SGD(network.parameters(), lr=run.learning_rate)
@@ -223,20 +243,19 @@ class _Session:
                 )
 
     def _step(self) -> None:
-        """One SGD step of all runs."""
+        """One step of all runs."""
         rows = self.order.index_select(0, self.position)[0][self.seed_of_run]  # (runs, batch)
         x, y = self.data.x[rows], self.data.y[rows]
+        if self.shifts:
+            x = self.shifts.applied(x, self.position, self.seed_of_run)
         self.stack.train()
         with self._autocast():
             outputs = self.stack(x)
             losses = self._losses(outputs, x, y)
-        # The learning rate enters with the loss: gradients are linear in it, and each run has its
-        # own.
-        gradients = torch.autograd.grad(
-            (losses * self.rates).sum(), list(self.stack.parameters.values())
-        )
+        # No run's loss depends on another's weights, so that the sum has each one's gradient.
+        gradients = torch.autograd.grad(losses.sum(), list(self.stack.parameters.values()))
         with torch.no_grad():
-            torch._foreach_sub_(list(self.stack.parameters.values()), list(gradients))
+            self.optimizer.step(gradients)
             if self.by_step.stop and self.balance:
                 self.balance.cycle_(self.stack, self.by_step)
             self.sums[0] += losses
@@ -253,6 +272,8 @@ class _Session:
             len(self.seeds), self.steps, self.recipe.batch
         )
         self.order.copy_(used.transpose(0, 1))
+        if self.shifts:
+            self.shifts.draw(self.generators)
         self.position.zero_()
         self.sums.zero_()
         for _ in range(self.steps):
@@ -321,13 +342,14 @@ def _started(
     """The networks as each method wants them before the first step; the architecture is captured
     once per normalization.
     """
-    # type: list[nn.Module], list[Curves], dict[str, Prepared]
-    models, curves, prepared = [], [], {}
+    models: list[nn.Module] = []
+    curves: list[Curves] = []
+    prepared: dict[str, Prepared] = {}
     for run in runs:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
             model = recipe.build().to(data.x.device)
-        options, curve = METHODS[run.method].condition, Curves()
+        options, curve = recipe.methods[run.method].condition, Curves()
         if options is not None:
             normalization, approximate = options.get("normalization", "absorb"), recipe.approximate
             if normalization not in prepared:

@@ -1,0 +1,133 @@
+"""Optimizers over stacked networks: every run has a learning rate of its own, (runs,), and all of a
+step stays on the device.
+
+They make the steps of torch.optim's SGD and AdamW, network by network.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Schedule = Literal["fixed", "cosine", "warm-up and cosine"]
+MOMENTUM = 0.9
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+WARM_UP = 0.05  # share of the steps over which the rate grows from zero
+
+
+class Optimizer(ABC):
+    """One step after the other.
+
+    Args:
+        parameters: Stacked, (runs, ...) each; changed in place.
+        rates: Learning rate of every run, (runs,).
+        weight_decay: As torch's optimizer of the same name applies it.
+        schedule: What the rates are multiplied by, over all steps.
+        steps: How many there will be.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        rates: Tensor,
+        *,
+        weight_decay: float,
+        schedule: Schedule,
+        steps: int,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.rates = rates
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.steps = steps
+        self.done = torch.zeros((), dtype=torch.float64, device=rates.device)
+
+    def tensors(self) -> list[Tensor]:
+        """All that a step changes besides the parameters."""
+        return [self.done]
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Move the parameters by one step."""
+        rates = self.rates * factor(self.schedule, self.done, self.steps)
+        self.done += 1
+        self._move(gradients, [_along(rates, parameter) for parameter in self.parameters])
+
+    @abstractmethod
+    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
+        """The step itself, with rates that broadcast to the parameters."""
+
+
+class SGD(Optimizer):
+    """torch.optim.SGD without momentum."""
+
+    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
+        for parameter, gradient, rate in zip(self.parameters, gradients, rates, strict=True):
+            parameter.sub_(rate * (gradient + self.weight_decay * parameter))
+
+
+class Momentum(Optimizer):
+    """torch.optim.SGD with momentum 0.9."""
+
+    def __init__(self, parameters: Sequence[Tensor], rates: Tensor, **options: object) -> None:
+        super().__init__(parameters, rates, **options)  # type: ignore[arg-type]
+        self.velocities = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+
+    def tensors(self) -> list[Tensor]:
+        return [*super().tensors(), *self.velocities]
+
+    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
+        parts = zip(self.parameters, gradients, rates, self.velocities, strict=True)
+        for parameter, gradient, rate, velocity in parts:
+            velocity.mul_(MOMENTUM).add_(gradient + self.weight_decay * parameter)
+            parameter.sub_(rate * velocity)
+
+
+class AdamW(Optimizer):
+    """torch.optim.AdamW; without weight decay it is Adam."""
+
+    def __init__(self, parameters: Sequence[Tensor], rates: Tensor, **options: object) -> None:
+        super().__init__(parameters, rates, **options)  # type: ignore[arg-type]
+        self.means = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+        self.squares = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+
+    def tensors(self) -> list[Tensor]:
+        return [*super().tensors(), *self.means, *self.squares]
+
+    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
+        # ``done`` counts this step already, as in torch.
+        mean_share, square_share = (1 - beta**self.done for beta in BETAS)
+        parts = zip(self.parameters, gradients, rates, self.means, self.squares, strict=True)
+        for parameter, gradient, rate, mean, square in parts:
+            mean.lerp_(gradient, 1 - BETAS[0])
+            square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+            parameter.mul_(1 - rate * self.weight_decay)
+            length = (square / square_share).sqrt().add_(EPSILON)
+            parameter.sub_(rate / mean_share * mean / length)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "momentum": Momentum, "adamw": AdamW}
+
+
+def factor(schedule: Schedule, done: Tensor, steps: int) -> Tensor:
+    """What the learning rate is multiplied by after ``done`` of ``steps`` steps.
+
+    >>> [round(float(factor("cosine", torch.tensor(k), 4)), 3) for k in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
+    """
+    if schedule == "fixed":
+        return torch.ones_like(done)
+    cosine = 0.5 * (1 + torch.cos(math.pi * done / steps))
+    if schedule == "cosine":
+        return cosine
+    return cosine * ((done + 1) / (WARM_UP * steps)).clamp(max=1.0)
+
+
+def _along(rates: Tensor, parameter: Tensor) -> Tensor:
+    """Rates (runs,) as a tensor that broadcasts to (runs, ...)."""
+    return rates.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1))
