@@ -223,7 +223,7 @@ def another_layer_for_long_inputs() -> Program:
         return (self.long if x.shape[1] > 20 else self.short)(h)
 
     parts = {"a": nn.Linear(3, 4), "long": nn.Linear(4, 2), "short": nn.Linear(4, 2)}
-    return Program(Calls(forward, **parts), torch.randn(2, 5, 3), [torch.randn(2, 30, 3)], units=0)
+    return Program(Calls(forward, **parts), torch.randn(2, 5, 3), [torch.randn(2, 30, 3)], units=4)
 
 
 @program

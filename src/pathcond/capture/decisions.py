@@ -38,8 +38,11 @@ PLUMBING = frozenset(
     )
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
-OWN = tuple(os.path.join(_HERE, name) for name in ("decisions.py", "draws.py", "tracing.py"))
+OWN = tuple(
+    os.path.join(_HERE, name) for name in ("decisions.py", "draws.py", "tracing.py", "watching.py")
+)
 SPEAKING = frozenset(("warn", "warning", "warning_once", "info", "debug", "error", "exception"))
+ASSERTING = ("_assert", "_check", "assert", "check")
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 SITE_PACKAGES = os.path.join(STANDARD_LIBRARY, "site-packages")
 
@@ -210,8 +213,13 @@ def only_raises() -> bool:
     warns.
     """
     frame = next(iter(frames()), None)
-    if frame is None:
-        return False
+    return frame is not None and is_check(frame)
+
+
+def is_check(frame: FrameType) -> bool:
+    """Whether a frame is at a test whose only consequence is an exception, a warning or a
+    message.
+    """
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     return frame.f_lineno in _checked_lines("".join(lines))
 
@@ -232,9 +240,27 @@ def _checked_lines(source: str) -> frozenset[int]:
             # A walrus takes the value out of the test.
             kept = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test))
             (others if kept else found).update(_lines(node.test))
+        elif (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and _name_of(node.value).startswith(ASSERTING)
+        ):
+            found.update(_lines(node.value))
         elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
             others.update(_lines(node.test))
     return frozenset(found - others)
+
+
+def _name_of(call: ast.Call) -> str:
+    """The last name of what is called: ``_assert`` of ``torch._assert(...)``."""
+    called = call.func
+    return (
+        called.attr
+        if isinstance(called, ast.Attribute)
+        else called.id
+        if isinstance(called, ast.Name)
+        else ""
+    )
 
 
 def _raises(body: list[ast.stmt]) -> bool:

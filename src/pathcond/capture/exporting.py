@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.overrides import TorchFunctionMode
 
 from ..errors import UnsupportedModelError
 from .models import canonical_names
@@ -29,7 +29,7 @@ def export_graph(
     kwargs: dict[str, Any],
     *,
     training: bool,
-    draws: TorchFunctionMode,
+    draws: AbstractContextManager[Any],
 ) -> Graph:
     """Follow one call with fake tensors.
 
@@ -37,7 +37,7 @@ def export_graph(
         model: In the mode to capture.
         args, kwargs: Of the call.
         training: That mode.
-        draws: Sees every call, to count or replace random numbers.
+        draws: Entered while the model runs: sees every call, to count or replace random numbers.
     """
     with draws:
         program = torch.export.export(model, args, kwargs, strict=False)

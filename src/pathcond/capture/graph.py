@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -69,15 +69,22 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
     return _Capture(model, example_inputs, training).first()
 
 
-def capture_graphs(model: nn.Module, example_inputs: Any, *, training: bool) -> list[Graph]:
+def capture_graphs(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    training: bool,
+    watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> list[Graph]:
     """All graphs of one mode: more than one where random numbers decide which layers run.
 
     A symmetry of the model is one of every graph (see ``draws.plans`` for which ones are captured).
 
     Args:
         model, example_inputs, training: As in ``capture``.
+        watched: Makes what is entered while the model's code runs.
     """
-    capturing = _Capture(model, example_inputs, training)
+    capturing = _Capture(model, example_inputs, training, watched)
     graphs = [capturing.first()]
     if capturing.drawn:
         graphs += [capturing.again(plan) for plan in plans(capturing.drawn)]
@@ -100,12 +107,19 @@ class _Capture:
         drawn: After the first capture, the single random numbers that the model has drawn.
     """
 
-    def __init__(self, model: nn.Module, example_inputs: Any, training: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        training: bool,
+        watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         self.model = unwrap(model)
         require_supported(self.model)
         require_usable(*as_call(example_inputs))
         self.inputs = example_inputs
         self.training = training
+        self.watched = watched
         self.drawn: list[tuple[str, int]] = []
         self._way: Way = "export"
         self._replace = False
@@ -154,7 +168,9 @@ class _Capture:
             args, kwargs = self._call(way)
             try:
                 run = export_graph if way == "export" else trace_graph
-                graph = run(model, args, kwargs, training=training, draws=scalars)
+                graph = run(
+                    model, args, kwargs, training=training, draws=_both(scalars, self.watched())
+                )
             finally:
                 self._torch_draws = scalars.count
             self.drawn = from_everywhere.drawn()
@@ -171,6 +187,14 @@ class _Capture:
                 lambda x: x.to("meta") if isinstance(x, Tensor) else x, (args, kwargs)
             )
         return args, kwargs
+
+
+@contextlib.contextmanager
+def _both(
+    one: contextlib.AbstractContextManager[Any], other: contextlib.AbstractContextManager[Any]
+) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 @contextlib.contextmanager

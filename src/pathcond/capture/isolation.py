@@ -107,6 +107,24 @@ def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
 
 
 @contextlib.contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Bring back what forward assigns to its modules: they would keep tensors of copies, or of a
+    trial run.
+    """
+    tables = ("_parameters", "_buffers", "_modules")
+    saved = [(m, dict(vars(m)), [dict(vars(m)[t]) for t in tables]) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, contents in saved:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for table, content in zip(tables, contents, strict=True):
+                vars(module)[table].clear()
+                vars(module)[table].update(content)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Drop what this thread warns, logs through torch, or prints to stderr.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -36,10 +36,22 @@ def default_tolerance(model: nn.Module, computed_in: Iterable[torch.dtype] = ())
 
 
 def example_outputs(
-    model: nn.Module, example_inputs: Any, values: dict[str, Tensor], *, training: bool
+    model: nn.Module,
+    example_inputs: Any,
+    values: dict[str, Tensor],
+    *,
+    training: bool,
+    call: Callable[..., Any] | None = None,
 ) -> list[Tensor]:
     """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as
     they are.
+
+    Args:
+        model: Any module.
+        example_inputs: Of one call.
+        values: {name of a parameter or buffer: what stands in its place}.
+        training: Mode to run in.
+        call: Calls the model, given it and its arguments.
     """
     args, kwargs = fresh_call(model, example_inputs)
     buffers = {
@@ -54,7 +66,9 @@ def example_outputs(
     ):
         try:
             with interruptible():
-                outputs = model(*args, **kwargs)
+                outputs = (
+                    call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)
+                )
         finally:
             reshard(model)
     tensors = [leaf for leaf in returned_leaves(outputs) if isinstance(leaf, Tensor)]

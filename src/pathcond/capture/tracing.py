@@ -11,6 +11,7 @@ import contextlib
 import gc
 import operator
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ from .decisions import (
     size_from_values,
     user_line,
 )
-from .isolation import isolated, replaced
+from .isolation import attributes_kept, isolated, replaced
 from .models import canonical_names, returned_leaves
 from .nodes import (
     TORCH_FOLDER,
@@ -104,7 +105,7 @@ def trace_graph(
     kwargs: dict[str, Any],
     *,
     training: bool,
-    draws: TorchFunctionMode,
+    draws: AbstractContextManager[Any],
 ) -> Graph:
     """Run one call and note what it computes; the model is bit for bit what it was.
 
@@ -112,7 +113,8 @@ def trace_graph(
         model: On real data, in the mode to capture.
         args, kwargs: Of the call; copies, because operations may write into them.
         training: That mode.
-        draws: Sees every call first, to count or replace random numbers.
+        draws: Entered while the model runs: sees every call first, to count or replace random
+            numbers.
 
     Raises:
         UnsupportedModelError: It decides by values that depend on inputs or weights, or computes a
@@ -130,7 +132,7 @@ def trace_graph(
     # Operations may write into the inputs, which are needed once more where a buffer decides.
     unwritten = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, (args, kwargs))
     trace = _Trace(model, args, kwargs, {**copies, **buffers})
-    with _attributes_kept(model), replaced(model, {**copies, **buffers}), torch.no_grad():
+    with attributes_kept(model), replaced(model, {**copies, **buffers}), torch.no_grad():
         with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws:
             result = model(*args, **kwargs)
         trace.note_reassigned(model)
@@ -159,7 +161,7 @@ def _buffers_written_in_train_mode(
     after = {name: buffer.clone() for name, buffer in before.items()}
     with (
         isolated(model, training=True),
-        _attributes_kept(model),
+        attributes_kept(model),
         replaced(model, after),
         torch.no_grad(),
     ):
@@ -172,22 +174,6 @@ def _buffers_written_in_train_mode(
     return {
         name for name in before if name not in after or not torch.equal(before[name], after[name])
     }
-
-
-@contextlib.contextmanager
-def _attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Bring back what forward assigns to its modules: they would keep tensors of the copies."""
-    tables = ("_parameters", "_buffers", "_modules")
-    saved = [(m, dict(vars(m)), [dict(vars(m)[t]) for t in tables]) for m in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes, contents in saved:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for table, content in zip(tables, contents, strict=True):
-                vars(module)[table].clear()
-                vars(module)[table].update(content)
 
 
 class _Trace:

@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..capture.aliasing import writes
+from ..capture.graph import capture_graphs
 from ..capture.nodes import Graph, Node, is_empty
 from ..capture.outputs import require_fitting_types
+from ..capture.watching import Watch
 from ..errors import UnsupportedModelError
 from ..opaque.around import Around, capture_around
 from ..trees import tree_leaves, tree_map
-from .sizes import Example, examples_of_other_sizes
+from .branches import Way, find_other_ways
+from .sizes import Example, OtherSizes, find_other_sizes
 
 logger = logging.getLogger("pathcond")
 
@@ -36,16 +39,19 @@ class Captured:
             modules that cannot be followed.
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module that another example may reach: its parameters and buffers}.
+        unfollowed: {module that takes another way at sizes which no example has: where it does so}.
     """
 
     example: Example
     graphs: tuple[Graph, ...]
     frozen: Mapping[str, str] = field(default_factory=dict)
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unfollowed: Mapping[str, str] = field(default_factory=dict)
 
 
 def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None) -> list[Captured]:
-    """Capture a model on the user's examples and on one of other sizes.
+    """Capture a model on the user's examples, on one of other sizes, and where it takes other ways
+    at further sizes.
 
     Args:
         model: Any module, not wrapped.
@@ -62,12 +68,58 @@ def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None)
         require_fitting_types(model, example.inputs)
     found = [_captured(example, capture_around(model, example.inputs)) for example in given]
     modes = (False,) if _has_one_program(found[0]) else (False, True)
-    for example in examples_of_other_sizes(model, example_inputs):
+    sizes = find_other_sizes(model, example_inputs)
+    for example in sizes.examples:
         try:
-            found.append(_captured(example, capture_around(model, example.inputs, modes=modes)))
+            found.append(_capture_way(model, Way(example=example), modes))
         except UnsupportedModelError as error:
             logger.info("The model cannot be captured at other sizes than the example's: %s", error)
-    return found
+    return _with_other_ways(model, found, sizes, modes)
+
+
+def _with_other_ways(
+    model: nn.Module, found: list[Captured], sizes: OtherSizes, modes: Sequence[bool]
+) -> list[Captured]:
+    """Captures of the ways that the model takes at sizes which none of the examples has."""
+    # What is called from inside a module that cannot be followed is not known without its results.
+    force = not any(capture.frozen or capture.unreached for capture in found)
+    others = find_other_ways(
+        model, [capture.example for capture in found], sizes, modes=modes, force=force
+    )
+    unfollowed = list(others.unfollowed)
+    for way in others.ways:
+        try:
+            found.append(_capture_way(model, way, modes))
+        except UnsupportedModelError as error:
+            logger.info("A way through the model cannot be captured: %s", error)
+            unfollowed += way.shows
+    first = replace(
+        found[0],
+        unfollowed={decision.module: str(decision.place) for decision in reversed(unfollowed)},
+    )
+    return [first, *found[1:]]
+
+
+def _capture_way(model: nn.Module, way: Way, modes: Sequence[bool]) -> Captured:
+    """Capture a model on a way in all modes; in eval mode alone where it fails in train mode."""
+    try:
+        if not way.invert:
+            return _captured(way.example, capture_around(model, way.example.inputs, modes=modes))
+        graphs = [
+            graph
+            for training in modes
+            for graph in capture_graphs(
+                model,
+                way.example.inputs,
+                training=training,
+                watched=lambda: Watch(model, way.invert),
+            )
+        ]
+        return Captured(example=way.example, graphs=tuple(graphs))
+    except UnsupportedModelError:
+        if len(modes) == 1:
+            raise
+    return _capture_way(model, way, modes[:1])
 
 
 def _captured(example: Example, modes: Sequence[Around]) -> Captured:

@@ -51,8 +51,8 @@ class Propagation(Scales):
     """Walks over graphs of one model, each adding its equations. Rules see it as ``scales``.
 
     Attributes:
-        levels: Modules in which a parameter that no example reads may come into play, and that
-            parameter's name.
+        levels: Modules in which something may come into play that no example shows (a parameter, a
+            branch), and what.
         used: Which labels an output of the graph last walked over depends on.
     """
 
@@ -125,13 +125,13 @@ class Propagation(Scales):
         )
 
     def _pin_in_sight(self, graph: Graph) -> None:
-        """Fix what a parameter that no example reads might meet."""
-        for level, name in self.levels.items():
+        """Fix what might meet a parameter, or a branch, that no example shows."""
+        for level, what in self.levels.items():
             for node in dict.fromkeys(list_in_sight(graph, level)):
                 self.node = node
                 for value in tree_leaves(self.values[node]):
                     if isinstance(value, (Labels, Picked)):
-                        self.pin(value, f"may meet {name}, which the example does not read")
+                        self.pin(value, f"may meet {what}")
 
     def _labels_asked(self, weight: Weight) -> list[Labels]:
         """The labels of the factor that was asked of a parameter."""

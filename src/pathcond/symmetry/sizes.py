@@ -11,15 +11,16 @@ equations of both captures must hold.
 ... )
 >>> [
 ...     tuple(other.inputs.shape)
-...     for other in examples_of_other_sizes(model, torch.randn(2, 3, 8, 8))
+...     for other in find_other_sizes(model, torch.randn(2, 3, 8, 8)).examples
 ... ]
-[(3, 3, 4, 4)]
+[(3, 3, 5, 5)]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,15 +28,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ..capture.isolation import isolated, quiet
+from ..capture.isolation import attributes_kept, isolated, quiet
 from ..capture.models import as_call
 from ..capture.outputs import example_outputs
 from ..interrupts import uninterrupted
 
 # Sizes up to this one are not halved: an axis of one element hides what depends on its size.
 SMALL = 3
-# The batch size of derived examples: small, so that they cost little, and not the usual two.
-BATCH = 3
+# Sizes up to this one are doubled, if the model takes no smaller ones.
+SHORT = 64
+# Batch sizes of derived examples: small, so that they cost little, and not the usual two.
+BATCHES = (3, 5, 7)
 
 
 @dataclass(frozen=True)
@@ -55,61 +58,103 @@ class Example:
 
 
 @dataclass(frozen=True)
-class _Axes:
+class Axes:
     """Axes of input tensors that have one size and change together.
 
     Attributes:
         places: (position of the tensor among the inputs, axis) pairs.
         size: Their size in the example.
         others: Sizes to try, the preferred one first.
+        batch: Whether samples lie along them.
     """
 
     places: tuple[tuple[int, int], ...]
     size: int
     others: tuple[int, ...]
+    batch: bool = False
+
+    def size_in(self, example: Example) -> int:
+        """Their size in another example of the same structure."""
+        at, axis = self.places[0]
+        return int(tree_flatten(as_call(example.inputs))[0][at].shape[axis])
 
 
-def examples_of_other_sizes(model: nn.Module, example_inputs: Any) -> list[Example]:
+@dataclass(frozen=True)
+class OtherSizes:
+    """The sizes that a model lets vary.
+
+    Attributes:
+        model: The model.
+        axes: Axes of the inputs that can change, one by one.
+        examples: The example at other sizes: one if all axes can change together, else one for
+            each; none if the model takes the example's sizes only.
+    """
+
+    model: nn.Module
+    axes: tuple[Axes, ...]
+    examples: tuple[Example, ...]
+
+    def resized(self, example: Example, axes: Axes, size: int) -> Example:
+        """An example at one more size, cut or repeated along these axes."""
+        return _resized(self.model, example, [(axes, size)])
+
+    def apply_to(self, example: Example) -> bool:
+        """Whether the axes are those of this example too: a second one may have other inputs."""
+        leaves = tree_flatten(as_call(example.inputs))[0]
+        places = [place for axes in self.axes for place in axes.places]
+        return all(
+            at < len(leaves) and isinstance(leaves[at], Tensor) and axis < leaves[at].dim()
+            for at, axis in places
+        )
+
+
+def find_other_sizes(model: nn.Module, example_inputs: Any) -> OtherSizes:
     """Examples that differ from the given one in every size that the model lets vary.
 
-    Values are those of the example, cut or repeated. Where all sizes can change together there is
-    one example, else one per size; none if the model takes the example's sizes only.
+    Values are those of the example, cut or repeated.
 
     Args:
         model: Any module, not wrapped; it is run on the candidates in eval mode and not changed.
         example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs.
     """
-    call = as_call(example_inputs)
-    leaves, structure = tree_flatten(call)
-
-    def resized(changes: Sequence[tuple[_Axes, int]]) -> Example:
-        new = list(leaves)
-        for axes, size in changes:
-            for at, axis in axes.places:
-                new[at] = _resize(new[at], axis, size)
-        args, kwargs = tree_unflatten(new, structure)
-        inputs = kwargs if kwargs else args[0] if isinstance(example_inputs, Tensor) else args
-        return Example(inputs, given=False, runnable=_is_runnable(model, leaves, changes))
-
-    accepted: list[tuple[_Axes, int]] = []
-    for axes in _groups(leaves):
+    example = Example(example_inputs)
+    accepted: list[tuple[Axes, int]] = []
+    for axes in _groups(tree_flatten(as_call(example_inputs))[0]):
         for candidate in (axes, *_split(axes)):
             size = next(
-                (s for s in axes.others if _accepts(model, resized([(candidate, s)]))), None
+                (
+                    s
+                    for s in axes.others
+                    if _accepts(model, _resized(model, example, [(candidate, s)]))
+                ),
+                None,
             )
             if size is not None:
                 accepted.append((candidate, size))
             if size is not None and candidate is axes:
                 break
-    if not accepted:
-        return []
-    together = resized(accepted)
-    if len(accepted) == 1 or _accepts(model, together):
-        return [together]
-    return [resized([change]) for change in accepted]
+    together = _resized(model, example, accepted)
+    if len(accepted) < 2 or _accepts(model, together):
+        examples = [together] if accepted else []
+    else:
+        examples = [_resized(model, example, [change]) for change in accepted]
+    return OtherSizes(model, tuple(axes for axes, _ in accepted), tuple(examples))
 
 
-def _groups(leaves: Sequence[Any]) -> Iterator[_Axes]:
+def _resized(model: nn.Module, example: Example, changes: Sequence[tuple[Axes, int]]) -> Example:
+    leaves, structure = tree_flatten(as_call(example.inputs))
+    new = list(leaves)
+    for axes, size in changes:
+        for at, axis in axes.places:
+            new[at] = _resize(new[at], axis, size)
+    args, kwargs = tree_unflatten(new, structure)
+    inputs = kwargs if kwargs else args[0] if isinstance(example.inputs, Tensor) else args
+    return Example(
+        inputs, given=False, runnable=example.runnable and _is_runnable(model, leaves, changes)
+    )
+
+
+def _groups(leaves: Sequence[Any]) -> Iterator[Axes]:
     """The batch axes first, then all other axes by their size."""
     shapes = {at: tuple(leaf.shape) for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     firsts = [shape[0] for shape in shapes.values() if shape]
@@ -119,23 +164,47 @@ def _groups(leaves: Sequence[Any]) -> Iterator[_Axes]:
         for axis, size in enumerate(shape):
             by_size.setdefault((axis == 0 and size == batch, size), []).append((at, axis))
     for (is_batch, size), places in sorted(by_size.items(), key=lambda item: not item[0][0]):
-        if is_batch:
-            others: tuple[int, ...] = (BATCH if size != BATCH else BATCH - 1,)
-        elif size > SMALL:
-            others = (size // 2, (3 * size) // 4, (3 * size) // 2)
-        else:
-            others = (size + 2, 2 * size)
-        yield _Axes(tuple(places), size, others)
+        yield Axes(
+            tuple(places),
+            size,
+            _other_batches(size) if is_batch else _other_lengths(size),
+            batch=is_batch,
+        )
 
 
-def _split(axes: _Axes) -> Iterator[_Axes]:
+def _other_batches(size: int) -> tuple[int, ...]:
+    """A small batch size that does not divide the example's; the second is for models that are made
+    for it.
+    """
+    return next((small,) for small in (*BATCHES, size + 1) if size % small)
+
+
+def _other_lengths(size: int) -> tuple[int, ...]:
+    """Sizes to try in place of one, the preferred one first: shorter, to cost little, and with no
+    divisor in common.
+
+    What happens only at odd sizes, or at those that are no multiple of 4, shows itself at one of
+    the two.
+
+    >>> _other_lengths(8), _other_lengths(7), _other_lengths(2)
+    ((5, 4, 6, 12, 16), (4, 3, 5, 10, 14), (5, 4))
+    """
+    if size <= SMALL:
+        return (2 * size + 1, size + 2, 2 * size) if size != 2 else (5, 4)
+    coprime = [m for m in range(2, size) if math.gcd(m, size) == 1 and (m - size) % 2]
+    awkward = min(coprime, key=lambda m: (abs(2 * m - size), -m))
+    usual = (size // 2, (3 * size) // 4, (3 * size) // 2)
+    return tuple(dict.fromkeys((awkward, *usual, *((2 * size,) if size <= SHORT else ()))))
+
+
+def _split(axes: Axes) -> Iterator[Axes]:
     """The same axes one position at a time: length and width may have the same size by chance."""
     positions = sorted({axis for _, axis in axes.places})
     if len(positions) < 2:
         return
     for position in positions:
         places = tuple((at, axis) for at, axis in axes.places if axis == position)
-        yield _Axes(places, axes.size, axes.others)
+        yield replace(axes, places=places)
 
 
 def _resize(tensor: Tensor, axis: int, size: int) -> Tensor:
@@ -147,7 +216,7 @@ def _resize(tensor: Tensor, axis: int, size: int) -> Tensor:
 
 
 def _is_runnable(
-    model: nn.Module, leaves: Sequence[Any], changes: Sequence[tuple[_Axes, int]]
+    model: nn.Module, leaves: Sequence[Any], changes: Sequence[tuple[Axes, int]]
 ) -> bool:
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     if device in ("cpu", "meta"):
@@ -165,18 +234,38 @@ def _is_runnable(
 def _accepts(model: nn.Module, example: Example) -> bool:
     """Whether the model runs on an example, in eval mode; for real where that is safe."""
     try:
-        with quiet():
-            if example.runnable:
-                example_outputs(model, example.inputs, {}, training=False)
-            else:
-                _run_on_shapes(model, example.inputs)
+        run_lightly(model, example)
     # Whatever a model raises on sizes that it was not made for.
     except Exception:
         return False
     return True
 
 
-def _run_on_shapes(model: nn.Module, example_inputs: Any) -> None:
+def run_lightly(
+    model: nn.Module,
+    example: Example,
+    *,
+    training: bool = False,
+    call: Callable[..., Any] | None = None,
+) -> None:
+    """Run a model to see whether and how it takes an example; for real where that is safe, else on
+    shapes alone.
+
+    Args:
+        model, example: What to run.
+        training: In which mode.
+        call: Calls the model, given it and its arguments.
+    """
+    with quiet(), attributes_kept(model):
+        if example.runnable and not any(parameter.is_meta for parameter in model.parameters()):
+            example_outputs(model, example.inputs, {}, training=training, call=call)
+        else:
+            _run_on_shapes(model, example.inputs, training, call)
+
+
+def _run_on_shapes(
+    model: nn.Module, example_inputs: Any, training: bool, call: Callable[..., Any] | None
+) -> None:
     """Run the model without computing a value."""
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     with uninterrupted(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -185,5 +274,5 @@ def _run_on_shapes(model: nn.Module, example_inputs: Any) -> None:
             return fake.from_tensor(tensor.to("meta") if on_meta else tensor)
 
         args, kwargs = tree_map_only(Tensor, without_value, as_call(example_inputs))
-        with isolated(model, training=False), torch.no_grad():
-            model(*args, **kwargs)
+        with isolated(model, training=training), torch.no_grad():
+            call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)

@@ -52,6 +52,7 @@ from .unread import find_levels, settle_unread_entries
 Normalization = Literal["absorb", "gain", "full", "paper"]
 FrozenPolicy = Literal["keep", "move"]
 FROZEN = 'does not require a gradient (frozen="move" rescales it all the same)'
+OTHER_WAY = "not taken at the example's sizes: give an input that takes it by other_inputs="
 # options of modules that no symmetry depends on
 CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")
 SAFE_EPSILON_SHARE = 1 / 4000  # by which scales in front of a norm may change the share of ε in it
@@ -345,6 +346,10 @@ def symmetry_of(
     if frozen == "keep":
         held |= {name: Cause(None, FROZEN) for name in list_frozen(model)}
     frozen_and_held = held | _untouchable(model, graphs)
+    unfollowed = {
+        level: f"the other way at {place} ({OTHER_WAY})"
+        for level, place in captured[0].unfollowed.items()
+    }
 
     def walk(dropped: Sequence[str]) -> _Walk:
         scales = Propagation(
@@ -352,7 +357,7 @@ def symmetry_of(
             approximate=approximate,
             frozen=dict(frozen_and_held),
             precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
-            levels=find_levels(unread, dropped, graphs),
+            levels=unfollowed | find_levels(unread, dropped, graphs),
         )
         return _Walk.over(captured, scales)
 

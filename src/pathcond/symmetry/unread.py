@@ -82,9 +82,9 @@ def find_levels(
         graphs: All captures.
 
     Returns:
-        {path of a module: one of the parameters}: the nearest module around each unread parameter
-        that is called at all, and all modules around one that calls a dropped parameter, since each
-        may be the one that drops its results.
+        {path of a module: what its values may meet}: the nearest module around each unread
+        parameter that is called at all, and all modules around one that calls a dropped parameter,
+        since each may be the one that drops its results.
     """
     called = {""}
     for graph in graphs:
@@ -94,12 +94,12 @@ def find_levels(
     for name in unread:
         owner = name.rpartition(".")[0]
         level = next(path for path in _ancestors(owner) if path in called)
-        levels.setdefault(level, name)
+        levels.setdefault(level, f"{name}, which the example does not read")
     for name in dropped:
         for level in [path for path in _ancestors(name.rpartition(".")[0]) if path in called][
             1:
         ] or [""]:
-            levels.setdefault(level, name)
+            levels.setdefault(level, f"{name}, which the example does not read")
     return levels
 
 

@@ -1,0 +1,297 @@
+"""Ways through a model that its examples do not take, because none of them has the size for it.
+
+``if x.shape[1] > 10: h = h.tanh()`` shows nothing of tanh to an example of length 8. Each example
+is run under a watch, which notes what is decided by sizes (see ``watching``). A decision that
+depends on the input's size and came out alike on all examples is *open*. For each of them another
+example is looked for, in this order:
+
+1. One of another size on which it comes out the other way: a little longer or shorter, a single
+   sample, or where a straight line through two examples says that the two sides of the test meet.
+2. The same example, with the outcome put in its place: the test is inverted, the zero is a one.
+   Such a run gives equations alone; its results mean nothing.
+
+A run that makes the same calls on the same values as one before takes no other way, though a test
+came out differently: nothing more is captured for it. A way that raises at once is a check of the
+inputs, and closed. What is left is not followed: all that it might touch must stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from ..capture.called import CallSequence
+from ..capture.watching import Decision, Place, Watch
+from .sizes import Axes, Example, OtherSizes, run_lightly
+
+logger = logging.getLogger("pathcond")
+
+# Examples that are captured beside the usual ones, and trial runs to find them.
+MAX_WAYS = 6
+MAX_TRIALS = 16
+# The largest sizes to try, unless twice the example's is more.
+LONGEST = 64
+LARGEST_BATCH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """An example that takes another way through the model.
+
+    Attributes:
+        example: The inputs.
+        invert: Where tests come out the other way than the inputs say, and zeros are ones; empty
+            for a real way.
+        shows: The open decisions that come out the other way on it.
+    """
+
+    example: Example
+    invert: frozenset[Place] = frozenset()
+    shows: tuple[Decision, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherWays:
+    """What the usual examples do not show.
+
+    Attributes:
+        ways: Further examples.
+        unfollowed: Decisions whose other outcome no example shows.
+    """
+
+    ways: tuple[Way, ...] = ()
+    unfollowed: tuple[Decision, ...] = ()
+
+
+def find_other_ways(
+    model: nn.Module,
+    examples: Sequence[Example],
+    sizes: OtherSizes,
+    *,
+    modes: Sequence[bool],
+    force: bool = True,
+) -> OtherWays:
+    """Find the ways through a model that no example takes; usually there are none.
+
+    Args:
+        model: Any module, not wrapped; it is not changed.
+        examples: All that it is captured on.
+        sizes: Which sizes of the first one can vary.
+        modes: The modes in which it differs; True for train mode.
+        force: Whether outcomes may be put in the place of others.
+    """
+    search = _Search(model, sizes, tuple(modes))
+    for example in examples:
+        watch = search.watched(example)
+        if not isinstance(watch, Watch):
+            logger.warning(
+                "What the model decides by the sizes of its inputs could not be watched: %s", watch
+            )
+            return OtherWays()
+        search.keep(example, watch)
+    search.try_sizes()
+    if force:
+        search.try_forcing()
+    return OtherWays(ways=tuple(search.ways), unfollowed=tuple(search.open()))
+
+
+@dataclass
+class _Search:
+    """The runs so far and what they leave open."""
+
+    model: nn.Module
+    sizes: OtherSizes
+    modes: tuple[bool, ...]
+    runs: list[tuple[Example, list[Decision]]] = field(default_factory=list)
+    ways: list[Way] = field(default_factory=list)
+    # Places where the other way raises at once.
+    checks: set[Place] = field(default_factory=set)
+    trials: int = 0
+    calls: list[CallSequence] = field(default_factory=list)
+
+    def watched(
+        self, example: Example, invert: frozenset[Place] = frozenset()
+    ) -> Watch | Exception:
+        """Run the model in all modes; what was raised, if it fails in the first one."""
+        watch = Watch(self.model, invert)
+        for number, training in enumerate(self.modes):
+            try:
+                run_lightly(self.model, example, training=training, call=watch.call)
+            # Whatever a model raises on sizes, or on a way, that it was not made for.
+            except Exception as error:
+                if number == 0:
+                    self.checks |= {watch.last} if watch.last is not None else set()
+                    return error
+        return watch
+
+    def keep(self, example: Example, watch: Watch) -> None:
+        self.runs.append((example, watch.decisions))
+        self.calls.append(watch.calls)
+
+    def _add(self, way: Way, example: Example, watch: Watch) -> None:
+        """Keep a run, and the way that it takes if no other run took that."""
+        if watch.calls not in self.calls:
+            self.ways.append(way)
+        self.keep(example, watch)
+
+    def open(self) -> list[Decision]:
+        """Decisions that depend on the input's size and have come out alike so far, one for each
+        place and module.
+        """
+        if len({id(example) for example, _ in self.runs}) < 2:
+            return []
+        return [
+            decisions[0][1]
+            for (place, _), decisions in self._by_place().items()
+            if place not in self.checks
+            and _is_one_sided(decisions)
+            and not self._is_identity(decisions)
+        ]
+
+    def _is_identity(self, decisions: Sequence[tuple[Example, Decision]]) -> bool:
+        """Whether a test compares a size with itself, as lengths of queries and keys are compared
+        in self-attention.
+
+        Two axes of the inputs that have one size by chance are no identity.
+        """
+        by_chance = any(len(axes.places) > 1 and not axes.batch for axes in self.sizes.axes)
+        return not by_chance and all(d.alike for _, d in decisions)
+
+    def _by_place(self) -> dict[tuple[Place, str], list[tuple[Example, Decision]]]:
+        found: dict[tuple[Place, str], list[tuple[Example, Decision]]] = {}
+        for example, decisions in self.runs:
+            for decision in decisions:
+                found.setdefault((decision.place, decision.module), []).append((example, decision))
+        return found
+
+    def _example_of(self, decision: Decision) -> Example:
+        return next(example for example, decisions in self.runs if decision in decisions)
+
+    def _shown(self, watch: Watch) -> tuple[Decision, ...]:
+        """The open decisions that come out the other way in a run."""
+        outcomes = {(d.place, d.module, d.outcome) for d in watch.decisions}
+        return tuple(d for d in self.open() if (d.place, d.module, not d.outcome) in outcomes)
+
+    # -- real sizes --------------------------------------------------------------------------------
+
+    def try_sizes(self) -> None:
+        """Look for sizes at which open decisions come out the other way."""
+        tried: set[tuple[int, Axes, int]] = set()
+        progress = True
+        while progress:
+            progress = False
+            for decision in self.open():
+                for example, axes, size in self._candidates(decision):
+                    key = (id(example), axes, size)
+                    if self.trials >= MAX_TRIALS or len(self.ways) >= MAX_WAYS:
+                        return
+                    if key in tried:
+                        continue
+                    tried.add(key)
+                    self.trials += 1
+                    if self._try_size(self.sizes.resized(example, axes, size)):
+                        progress = True
+                        break
+                if progress:
+                    break
+
+    def _try_size(self, example: Example) -> bool:
+        watch = self.watched(example)
+        shown = self._shown(watch) if isinstance(watch, Watch) else ()
+        if isinstance(watch, Watch) and shown:
+            self._add(Way(example=example, shows=shown), example, watch)
+        return bool(shown)
+
+    def _candidates(self, decision: Decision) -> Iterator[tuple[Example, Axes, int]]:
+        """Sizes at which a decision may come out the other way, the likeliest first."""
+        example = self._example_of(decision)
+        if decision.inverted or not self.sizes.apply_to(example):
+            return
+        sizes = {axes: axes.size_in(example) for axes in self.sizes.axes}
+        concerned = [axes for axes, size in sizes.items() if size in decision.sources] or list(
+            sizes
+        )
+        if decision.alike:
+            # Inputs that are as long as each other by chance, or as high as wide.
+            for axes in concerned:
+                for place in axes.places if len(axes.places) > 1 else ():
+                    yield example, replace(axes, places=(place,)), sizes[axes] + 1
+        for axes in concerned:
+            size = sizes[axes]
+            longest = max(LARGEST_BATCH if axes.batch else LONGEST, 2 * size + 1)
+            near = [at + step for at in self._crossings(decision, axes) for step in (0, 1, -1)]
+            for other in dict.fromkeys((*near, size + 1, size - 1, 1, 2, size + 2, 2 * size + 1)):
+                if 0 < other <= longest and other != size:
+                    yield example, axes, other
+
+    def _crossings(self, decision: Decision, axes: Axes) -> list[int]:
+        """Sizes at which the two sides of a test meet, if their difference is a straight line over
+        the size.
+        """
+        same_place = self._by_place()[decision.place, decision.module]
+        points: dict[int, float] = {}
+        for example, other in same_place:
+            if self.sizes.apply_to(example):
+                points.setdefault(axes.size_in(example), other.operands[0] - other.operands[1])
+        if len(points) < 2:
+            return []
+        (one, left), (two, right) = list(points.items())[:2]
+        if left == right:
+            return []
+        crossing = one - left * (two - one) / (right - left)
+        return (
+            list(dict.fromkeys((math.floor(crossing), math.ceil(crossing))))
+            if abs(crossing) < 1e9
+            else []
+        )
+
+    # -- outcomes put in place ---------------------------------------------------------------------
+
+    def try_forcing(self) -> None:
+        """Put the other outcome of open decisions in its place: all at once, then one by one."""
+        failed: set[Place] = set()
+        while len(self.ways) < MAX_WAYS:
+            todo = [d for d in self.open() if d.forcible and d.place not in failed]
+            if not todo:
+                return
+            example = self._example_of(todo[0])
+            together = [d for d in todo if self._example_of(d) is example]
+            checks = len(self.checks)
+            if self._force(example, together) or len(self.checks) > checks:
+                continue
+            for decision in together:
+                if len(together) > 1 and decision in self.open() and len(self.ways) < MAX_WAYS:
+                    self._force(example, [decision])
+            failed |= {decision.place for decision in together}
+
+    def _force(self, example: Example, decisions: Iterable[Decision]) -> bool:
+        """Whether a run with these decisions inverted shows an outcome that is not known yet."""
+        invert = frozenset().union(*({d.place} | d.inverted for d in decisions))
+        watch = self.watched(example, invert)
+        shown = self._shown(watch) if isinstance(watch, Watch) else ()
+        if isinstance(watch, Watch) and shown:
+            without_results = Example(example.inputs, given=False, runnable=False)
+            # Kept with the example itself: what differs between two runs on it does not differ by
+            # size.
+            self._add(Way(example=without_results, invert=invert, shows=shown), example, watch)
+        return bool(shown)
+
+
+def _is_one_sided(decisions: Sequence[tuple[Example, Decision]]) -> bool:
+    """Whether a decision has one outcome on all examples, though what decides differs between
+    them.
+    """
+    if len({decision.outcome for _, decision in decisions}) > 1:
+        return False
+    # A number that is never zero shows what it does, and so does a slice that is never empty.
+    if decisions[0][1].place.part >= 0 and decisions[0][1].outcome:
+        return False
+    seen: dict[int, set[tuple[tuple[float, float], frozenset[int]]]] = {}
+    for example, decision in decisions:
+        seen.setdefault(id(example), set()).add((decision.operands, decision.sources))
+    values = list(seen.values())
+    return len(values) < 2 or any(other != values[0] for other in values[1:])

@@ -1,0 +1,425 @@
+"""What a model does only at sizes that neither the example has nor the one derived from it."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import functools
+import itertools
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathcond
+from pathcond.capture.outputs import output_change
+from pathcond.capture.watching import Watch
+from pathcond.symmetry.captures import capture_all
+
+from .cases import Calls
+from .zoo import Entry, outputs, transformers_entries
+
+WIDTH = 4  # units that meet something at some sizes
+INNER = 6
+ALWAYS = 3 + INNER  # units that never do
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model whose first layer meets something at some sizes, and whose second block never does.
+
+    Attributes:
+        model: (batch, length, 3) -> (batch, ..., 2).
+        units: How many units can be rescaled.
+        length, batch: Of the example.
+    """
+
+    model: nn.Module
+    units: int = ALWAYS
+    length: int = 8
+    batch: int = 6
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {}
+
+
+def program(build: Callable[[], Program]) -> Callable[[], Program]:
+    PROGRAMS[build.__name__] = build
+    return build
+
+
+def block(meets: Callable[[Any, Tensor, Tensor], Tensor], **parts: Any) -> nn.Module:
+    """relu(a x), what happens to it at some sizes, then b, and a block that is always the same."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.tail(self.b(meets(self, F.relu(self.a(x)), x)))
+
+    tail = nn.Sequential(nn.Linear(3, INNER), nn.ReLU(), nn.Linear(INNER, 2))
+    return Calls(forward, a=nn.Linear(3, WIDTH), b=nn.Linear(WIDTH, 3), tail=tail, **parts)
+
+
+@program
+def one_is_added_at_odd_lengths() -> Program:
+    return Program(block(lambda self, h, x: h + x.shape[1] % 2))
+
+
+@program
+def nothing_is_added_at_two_lengths() -> Program:
+    return Program(block(lambda self, h, x: h + (x.shape[1] - 8) * (x.shape[1] - 4)))
+
+
+@program
+def nothing_is_added_at_the_lengths_of_both_examples() -> Program:
+    return Program(block(lambda self, h, x: h + (x.shape[1] - 8) * (x.shape[1] - 5)))
+
+
+@program
+def a_sixteenth_of_the_length_is_added() -> Program:
+    return Program(block(lambda self, h, x: h + x.shape[1] // 16))
+
+
+@program
+def padded_with_ones_to_a_multiple() -> Program:
+    return Program(block(lambda self, h, x: F.pad(h, (0, 0, 0, -x.shape[1] % 4), value=1.0)))
+
+
+@program
+def padded_with_ones_to_a_least_length() -> Program:
+    return Program(block(lambda self, h, x: F.pad(h, (0, 0, 0, max(0, 4 - x.shape[1])), value=1.0)))
+
+
+@program
+def ones_are_joined_to_long_inputs() -> Program:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([h, torch.ones(len(h), x.shape[1] // 13, WIDTH, dtype=h.dtype)], 1)
+
+    return Program(block(meets))
+
+
+@program
+def tanh_for_long_inputs() -> Program:
+    return Program(block(lambda self, h, x: h.tanh() if x.shape[1] > 10 else h))
+
+
+@program
+def tanh_for_very_long_inputs() -> Program:
+    """Too long to be tried: the branch is forced."""
+    return Program(block(lambda self, h, x: h.tanh() if x.numel() > 10**6 else h))
+
+
+@program
+def one_is_added_to_a_single_sample() -> Program:
+    return Program(block(lambda self, h, x: h + 1 if x.shape[0] == 1 else h))
+
+
+@program
+def one_is_added_to_a_single_sample_by_len() -> Program:
+    return Program(block(lambda self, h, x: h if len(x) - 1 else h + 1))
+
+
+@program
+def tanh_for_large_batches() -> Program:
+    return Program(block(lambda self, h, x: h.tanh() if x.size(0) > 8 else h))
+
+
+@program
+def the_last_chunk_is_filled() -> Program:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        chunks = []
+        for chunk in h.split(4, 1):
+            if chunk.shape[1] < 4:
+                chunk = torch.cat(
+                    [chunk, torch.ones(len(h), 4 - chunk.shape[1], WIDTH, dtype=h.dtype)], 1
+                )
+            chunks.append(chunk)
+        return torch.cat(chunks, 1)
+
+    return Program(block(meets))
+
+
+@program
+def one_test_inside_another() -> Program:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        if x.shape[1] > 10:
+            h = h * 2
+            if x.shape[0] == 7:
+                h = h + 1
+        return h
+
+    return Program(block(meets))
+
+
+@program
+def the_outcome_is_kept_in_a_name() -> Program:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        long = x.shape[1] > 10
+        h = h * 2
+        return h + long
+
+    return Program(block(meets))
+
+
+@program
+def a_ratio_decides() -> Program:
+    return Program(block(lambda self, h, x: h + 1 if x.shape[1] / 2 > 5.5 else h))
+
+
+@program
+def each_layer_decides_for_itself() -> Program:
+    """The first layer sees the whole length, the second one half of it: both lines are one."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(3, WIDTH)
+            self.down = nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.up(x))
+            return self.down(h.tanh() if h.shape[1] > 6 else h)
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.tail(self.second(self.first(x)[:, ::2]))
+
+    tail = nn.Sequential(nn.Linear(3, INNER), nn.ReLU(), nn.Linear(INNER, 2))
+    return Program(Calls(forward, first=Layer(), second=Layer(), tail=tail), units=3 + ALWAYS)
+
+
+@program
+def a_layer_for_odd_lengths() -> Program:
+    """What reads the units at odd lengths has a symmetry with them."""
+    return Program(
+        block(
+            lambda self, h, x: F.relu(self.odd(h)) if x.shape[1] % 2 else h,
+            odd=nn.Linear(WIDTH, WIDTH),
+        ),
+        units=WIDTH + ALWAYS,
+    )
+
+
+@program
+def doubled_for_long_inputs() -> Program:
+    """Fits every scale: nothing is pinned."""
+    return Program(block(lambda self, h, x: h * 2 if x.shape[1] > 10 else h), units=WIDTH + ALWAYS)
+
+
+@program
+def one_is_added_behind_a_fixed_position() -> Program:
+    return Program(block(lambda self, h, x: torch.cat([h[:, :10], h[:, 10:] + 1], 1)))
+
+
+@program
+def positions_beyond_a_limit_are_held() -> Program:
+    """Too long to be tried, and there is no test to invert: all that the model itself sees keeps
+    its scale.
+    """
+    return Program(
+        block(lambda self, h, x: torch.cat([h[:, :500], h[:, 500:] + 1], 1)), units=INNER
+    )
+
+
+@program
+def a_check_of_the_length() -> Program:
+    """Raises on inputs that the model does not accept: nothing is pinned."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        if not is_short(x.shape[1]):
+            complain()
+        return h
+
+    return Program(block(meets), units=WIDTH + ALWAYS)
+
+
+def is_short(length: int) -> bool:
+    return length <= 1000
+
+
+def complain() -> None:
+    raise ValueError("too long")
+
+
+def inputs_of_all_sizes() -> list[Tensor]:
+    lengths = [torch.randn(6, length, 3, dtype=torch.float64) for length in range(1, 21)]
+    batches = [torch.randn(batch, 8, 3, dtype=torch.float64) for batch in range(1, 11)]
+    both = [torch.randn(7, 12, 3, dtype=torch.float64), torch.randn(1, 13, 3, dtype=torch.float64)]
+    return [*lengths, *batches, *both]
+
+
+def check_at_all_sizes(built: Program) -> pathcond.Symmetry:
+    """Rescale at random: outputs must keep at every size."""
+    model = built.model.double()
+    example = torch.randn(built.batch, built.length, 3, dtype=torch.float64)
+    inputs = inputs_of_all_sizes()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    symmetry = pathcond.find_symmetry(model, example)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    before = [outputs(model, x, training=False) for x in inputs]
+    pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2)
+    for x, expected in zip(inputs, before, strict=True):
+        assert output_change(expected, outputs(model, x, training=False)) < 1e-9, tuple(x.shape)
+    return symmetry
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_outputs_keep_at_all_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    built = PROGRAMS[name]()
+    assert check_at_all_sizes(built).num_units == built.units
+
+
+TESTS: dict[str, Callable[[int, int], bool]] = {
+    "longer": lambda n, k: n > k,
+    "equal": lambda n, k: n == k,
+    "multiple": lambda n, k: n % k == 0,
+    "no multiple": lambda n, k: bool(n % k),
+    "inverse": lambda n, k: not k - n,
+    "between": lambda n, k: k < n < k + 3,
+    "ceiling": lambda n, k: -(-n // 3) > k,
+}
+EFFECTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "tanh": lambda h, k: h.tanh(),
+    "one": lambda h, k: h + 1,
+    "double": lambda h, k: h * 2,
+    "ones": lambda h, k: torch.cat([h, torch.ones_like(h[:, :1])], 1),
+    "mixed": lambda h, k: h + h.flip(-1),
+}
+NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "rest": lambda n, k: n % k,
+    "quotient": lambda n, k: n // k,
+    "missing": lambda n, k: -n % k,
+    "product": lambda n, k: (n - k) * (n - 5) * (n - 8),
+    "more": lambda n, k: max(0, n - k),
+}
+
+
+@st.composite
+def deciding_programs(draw: st.DrawFn) -> Program:
+    """Layers between which sizes decide what happens, or enter as numbers."""
+    # One line that tests two sizes in a loop is followed once, so no line is drawn twice.
+    axes = draw(st.sampled_from([(0,), (1,), (0, 1), (1, 1), (0, 0)]))
+    decisions = TESTS | NUMBERS
+    names = draw(
+        st.lists(
+            st.sampled_from(sorted(decisions)), min_size=len(axes), max_size=len(axes), unique=True
+        )
+    )
+    limits = [draw(st.integers(1, 14 if axis else 9)) for axis in axes]
+    effects = [
+        EFFECTS[draw(st.sampled_from(sorted(EFFECTS)))] if name in TESTS else None for name in names
+    ]
+    steps = list(zip(axes, limits, [decisions[name] for name in names], effects, strict=True))
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = x
+        for layer, (axis, limit, decide, effect) in zip(self.layers, steps, strict=True):
+            h = F.relu(layer(h))
+            if effect is None:
+                h = h + decide(x.shape[axis], limit)
+            elif decide(x.shape[axis], limit):
+                h = effect(h, limit)
+        return self.tail(h)
+
+    widths = [3, *[WIDTH] * len(steps)]
+    layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+    tail = nn.Sequential(nn.Linear(WIDTH, INNER), nn.ReLU(), nn.Linear(INNER, 2))
+    model = Calls(forward, layers=layers, tail=tail)
+    return Program(model, length=draw(st.integers(2, 9)), batch=draw(st.integers(2, 7)))
+
+
+@given(deciding_programs())
+@settings(max_examples=10, deadline=None)
+def test_drawn_programs_keep_at_all_sizes(built: Program) -> None:
+    assert check_at_all_sizes(built).num_units >= INNER
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "resnet"])
+def test_transformers_need_no_more_captures(name: str) -> None:
+    entry: Entry = next(e for e in transformers_entries() if e.name == f"transformers:{name}")
+    assert len(capture_all(*entry.build())) == 2
+
+
+def test_plain_networks_need_no_more_captures() -> None:
+    import torchvision
+
+    mlp = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 2)
+    )
+    assert len(capture_all(mlp, torch.randn(6, 3))) == 2
+    assert (
+        len(capture_all(torchvision.models.resnet18(weights=None), torch.randn(2, 3, 32, 32))) == 2
+    )
+
+
+def test_what_is_not_followed_is_named() -> None:
+    symmetry = pathcond.find_symmetry(
+        positions_beyond_a_limit_are_held().model, torch.randn(6, 8, 3)
+    )
+    (reason,) = {pin.reason for pin in symmetry.pinned if pin.name == "a"}
+    assert reason.startswith("may meet the other way at test_branches.py:")
+    assert reason.endswith("give an input that takes it by other_inputs=)")
+    longer = pathcond.find_symmetry(
+        positions_beyond_a_limit_are_held().model,
+        torch.randn(6, 8, 3),
+        other_inputs=torch.randn(1, 501, 3),
+    )
+    assert longer.num_units == ALWAYS
+
+
+def test_forced_runs_are_not_verified() -> None:
+    symmetry = pathcond.find_symmetry(tanh_for_very_long_inputs().model, torch.randn(6, 8, 3))
+    assert [example.runnable for example in symmetry.examples] == [True, True, False]
+
+
+def test_sizes_that_a_model_keeps_are_plain_numbers() -> None:
+    cached: list[int] = []
+
+    @functools.lru_cache
+    def rows(length: int) -> int:
+        cached.append(length)
+        return length + 1
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        self.length = x.shape[1]
+        self.by_length[x.shape[1]] = len(x)
+        return h * rows(x.shape[1])
+
+    model = block(meets)
+    model.by_length = {}
+    model.length = None
+    assert pathcond.find_symmetry(model, torch.randn(6, 8, 3)).num_units == WIDTH + ALWAYS
+    assert model.length is None
+    for number in (*cached, *model.by_length, *model.by_length.values()):
+        assert [
+            type(n) for n in (number + 0, copy.deepcopy(number), pickle.loads(pickle.dumps(number)))
+        ] == [int] * 3
+        assert number > 0
+        assert torch.zeros(number, number - 1)[: number - 2].shape == (number - 2, number - 1)
+    assert (
+        pathcond.find_symmetry(copy.deepcopy(model), torch.randn(6, 8, 3)).num_units
+        == WIDTH + ALWAYS
+    )
+
+
+def test_len_is_brought_back() -> None:
+    before = builtins.len
+    with pytest.raises(ValueError, match="stop"), Watch(nn.Linear(2, 2)):
+        raise ValueError("stop")
+    assert builtins.len is before
+
+
+def test_an_inverted_loop_ends() -> None:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        while count > 100_000:
+            count -= 1
+            h = h * 1
+        return h
+
+    assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units == INNER
