@@ -21,10 +21,10 @@ from tests import torchvision_operators  # noqa: F401  before torchvision is imp
 from torch import nn
 
 from pathcond import diag_g, find_symmetry
+from pathcond.criteria.problem import Problem
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.reference import Connectivity, box_sweeps
 from pathcond.solvers import CoordinateDescent, Exact, Solution
-from pathcond.solvers.problem import Problem
 
 from .measuring import median_seconds, printed, write
 
@@ -92,7 +92,7 @@ def large(name: str, repeats: int) -> list[dict[str, Any]]:
             "units": symmetry.num_units,
         }
         row |= {
-            "parameters": problem.num_parameters,
+            "parameters": int(problem.weight),
             "gradient_norm": solver.solve(problem).gradient_norm,
         }
         row["seconds_exact"] = median_seconds(lambda p=problem: solver.solve(p), repeats)

@@ -353,6 +353,40 @@ def smooth():
             "out.safetensors",
         ]
 
+    def test_criteria_and_pace(self, target: str, tmp_path: Path) -> None:
+        for name, criterion in (
+            ("curvature", "Curvature"),
+            ("norms", "BalancedNorms"),
+            ("paths", "PathKernel"),
+        ):
+            code, text, err = self.run(
+                f"{target}:net",
+                "--criterion",
+                name,
+                "--out",
+                tmp_path / f"{name}.safetensors",
+                "--json",
+            )
+            assert code == 0, err
+            assert json.loads(text)["criterion"].startswith(criterion)
+        code, text, err = self.run(
+            f"{target}:net", "--pace", "keep", "--out", tmp_path / "kept.safetensors", "--json"
+        )
+        assert code == 0, err
+        assert "sum of the energies" in json.loads(text)["message"]
+        code, _, err = self.run(
+            f"{target}:net",
+            "--pace",
+            "keep",
+            "--criterion",
+            "norms",
+            "--out",
+            tmp_path / "no.safetensors",
+        )
+        assert code == 2
+        assert "no energy whose sum could be kept" in err
+        assert not (tmp_path / "no.safetensors").exists()
+
     def test_types_and_tied_names_of_the_file_are_kept(self, target: str, tmp_path: Path) -> None:
         self.checkpoint(tmp_path / "in.safetensors", target, "tied", torch.float64)
         code, _, err = self.run(

@@ -27,9 +27,9 @@ from pathcond import (
 )
 from pathcond.capture.outputs import output_change
 from pathcond.condition import prepare
+from pathcond.criteria.problem import Problem
 from pathcond.networks import mlp
 from pathcond.reference import enumerate_paths
-from pathcond.solvers.problem import Problem
 from pathcond_paper.data import load
 
 from .cases import CASES, make, prepared

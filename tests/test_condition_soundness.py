@@ -25,8 +25,8 @@ from pathcond import (
 )
 from pathcond.capture.outputs import output_change
 from pathcond.condition import prepare
+from pathcond.criteria.problem import Problem
 from pathcond.networks import mlp
-from pathcond.solvers.problem import Problem
 
 from .cases import Calls
 

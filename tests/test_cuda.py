@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
+from pathcond.criteria.problem import Problem
 from pathcond.networks import cifar_nv, mlp
-from pathcond.solvers.problem import Problem
 from pathcond_paper.training import training
 from pathcond_paper.training.methods import METHODS
 

@@ -86,7 +86,8 @@ def test_the_picture_is_what_its_script_draws() -> None:
 
 def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> None:
     text = (ROOT / "docs" / "conditioning.md").read_text()
-    code, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.S)
+    criterion, code, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.S)
+    exec(criterion, {"__name__": "conditioning"})
     exec(code, {})
     printed, stated = (
         dict(re.findall(r"(.+): × (\S+)", lines)) for lines in (capsys.readouterr().out, shown)

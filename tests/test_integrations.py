@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import pathcond
+from pathcond.criteria.problem import Problem
 from pathcond.integrations.batches import first_batch
 from pathcond.integrations.lightning import PathCondCallback as LightningCallback
 from pathcond.integrations.shared import installed
 from pathcond.integrations.transformers import PathCondCallback as TransformersCallback
 from pathcond.solvers import Solution, Solver
-from pathcond.solvers.problem import Problem
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import pathcond
 from pathcond import Symmetry, diag_g, find_symmetry
-from pathcond.solvers.problem import Problem
+from pathcond.criteria.problem import Problem
 
 from .cases import CASES, make, prepared
 from .zoo import NORMALIZATIONS
@@ -24,9 +24,19 @@ def written_out(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[Tensor, Tenso
     return torch.cat(K)[flat > 0].round(), flat[flat > 0]
 
 
-def objective(exponents: Tensor, g: Tensor, u: Tensor) -> Tensor:
-    """eq. optim_with_bz, with B = −K."""
-    return len(g) * torch.logsumexp(g.log() - exponents @ u, 0) + (exponents @ u).sum()
+def objective(exponents: Tensor, g: Tensor, u: Tensor, weights: Tensor | None = None) -> Tensor:
+    """eq. optim_with_bz, with B = −K; or the same with weights other than 1, (p,)."""
+    w = torch.ones_like(g) if weights is None else weights
+    return w.sum() * torch.logsumexp(g.log() - exponents @ u, 0) + w @ (exponents @ u)
+
+
+def random_weights(g: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Over three decades, for every entry."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: 10 ** (3 * torch.rand(values.shape, generator=generator, dtype=torch.float64) - 1.5)
+        for name, values in g.items()
+    }
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -40,7 +50,7 @@ def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
         return
     g = diag_g(model, captured.sample)
     problem, (K, flat) = Problem.of(symmetry, g), written_out(symmetry, g)
-    assert problem.num_parameters == len(flat)
+    assert problem.weight == len(flat)
     u = torch.randn(symmetry.num_units, dtype=torch.float64, requires_grad=True)
     d = torch.randn(symmetry.num_units, dtype=torch.float64)
     expected = objective(K, flat, u)
@@ -51,6 +61,29 @@ def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
     assert point.value == pytest.approx(float(expected.detach()), rel=1e-12)
     torch.testing.assert_close(point.gradient, gradient.detach(), rtol=1e-10, atol=scale)
     torch.testing.assert_close(point.hessian_product(d), curvature, rtol=1e-9, atol=10 * scale)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "resnet", "densenet", "used_twice", "self_edge", "square", "vit", "transposed_grouped"],
+)
+def test_weights_beside_energies(name: str) -> None:
+    model, inputs = make(name)
+    symmetry, g = find_symmetry(model, inputs, normalization="full"), diag_g(model, inputs)
+    weights = random_weights(g, seed=0)
+    K, flat = written_out(symmetry, g)
+    w = torch.cat(
+        [weights[name][values > 0] for name, values in g.items() if name not in symmetry.uncounted]
+    )
+    u = torch.randn(symmetry.num_units, dtype=torch.float64, requires_grad=True)
+    expected = objective(K, flat, u, w)
+    (gradient,) = torch.autograd.grad(expected, u)
+    point = Problem.of(symmetry, g, weights=weights).at(u.detach())
+    assert point.problem.weight == pytest.approx(float(w.sum()))
+    assert point.value == pytest.approx(float(expected.detach()), rel=1e-12)
+    torch.testing.assert_close(point.gradient, gradient, rtol=1e-9, atol=1e-12 * float(w.sum()))
+    alike = Problem.of(symmetry, g, weights=dict.fromkeys(g, 1.0)).at(u.detach())
+    assert alike.value == pytest.approx(Problem.of(symmetry, g).at(u.detach()).value, rel=1e-14)
 
 
 def test_the_gradient_is_that_of_the_rescaled_model_at_zero() -> None:

@@ -9,10 +9,10 @@ from scipy.optimize import minimize
 from torch import nn
 
 from pathcond import diag_g, find_symmetry
+from pathcond.criteria.problem import Problem
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.reference import Connectivity, box_sweeps
 from pathcond.solvers import CoordinateDescent, Exact
-from pathcond.solvers.problem import Problem
 
 from .cases import make
 from .test_problem import objective, written_out

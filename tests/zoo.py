@@ -27,8 +27,8 @@ from pathcond.capture.isolation import isolated
 from pathcond.capture.models import as_call
 from pathcond.capture.outputs import example_outputs, output_change
 from pathcond.condition import Prepared
+from pathcond.criteria.problem import Problem
 from pathcond.lifting.lifting import PathEnergy, Sample, capture_sample, off_path, path_energy
-from pathcond.solvers.problem import Problem
 from pathcond.symmetry.captures import capture_all
 from pathcond.symmetry.symmetry import Symmetry, symmetry_of
 

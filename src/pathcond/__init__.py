@@ -4,6 +4,7 @@ report = pathcond.condition_(model, example_inputs)           # all of the below
 handle = pathcond.teleport(optimizer, model, example_inputs)  # the same every few steps of training
 symmetry = pathcond.find_symmetry(model, example_inputs)      # what can be rescaled
 pathcond.solve(symmetry, g, solver=pathcond.Exact())           # the best log-scales
+pathcond.PathKernel(), Curvature(), BalancedNorms()           # what is balanced
 pathcond.rescale_(model, symmetry, log_scales)                # in place, verified, all or nothing
 pathcond.diag_g(model, example_inputs)                        # diagonal of G = ∂Φᵀ∂Φ
 pathcond.path_norm(model, example_inputs, p=2)                # ‖Φ‖_p
@@ -13,6 +14,9 @@ pathcond.compare_rates(build, train, example_inputs)          # does it pay at t
 
 from . import reference, theory
 from .condition import condition_, prepare
+from .criteria.criterion import Criterion, PathKernel
+from .criteria.norms import BalancedNorms
+from .curvature import Curvature
 from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
 from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
 from .rates import RateComparison, compare_rates
@@ -25,10 +29,14 @@ from .teleport import teleport
 __version__ = "0.1.0"
 
 __all__ = [
+    "BalancedNorms",
     "CoordinateDescent",
+    "Criterion",
+    "Curvature",
     "ENorm",
     "EnergyRangeError",
     "Exact",
+    "PathKernel",
     "RateComparison",
     "Report",
     "RescalingError",

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .capture.usable import refuse_unusable_weights
+from .criteria.criterion import PATH_KERNEL, Criterion
+from .criteria.problem import Problem, ranks_of, select_counted
 from .distributed.ranks import Ranks, is_ambiguous
 from .distributed.sharding import local
 from .errors import TrainChangeError
@@ -25,11 +27,11 @@ from .lifting.lifting import Sample, capture_sample, diag_g
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescaling.optimizer_state import Optimizers
 from .rescaling.rescale import Rescaling, is_low_precision, listed_copies, rescale_
-from .solvers import DEFAULT, Solution, Solver
+from .solvers import DEFAULT, Pace, Solution, Solver
 from .solvers.balance import balance_bounds
-from .solvers.problem import Problem, ranks_of, select_counted
+from .solvers.pace import keeping_pace, standing
 from .solvers.rounding import to_powers_of_two
-from .solvers.solver import check_solver
+from .solvers.solver import refuse_unfitting
 from .symmetry.bounds import EpsilonShares
 from .symmetry.symmetry import (
     SAFE_EPSILON_SHARE,
@@ -125,6 +127,8 @@ def condition_(
     model: nn.Module,
     example_inputs: Any,
     *,
+    criterion: Criterion = PATH_KERNEL,
+    pace: Pace = None,
     solver: Solver = DEFAULT,
     other_inputs: Any = None,
     normalization: Normalization = "absorb",
@@ -144,15 +148,19 @@ def condition_(
     describe: bool = True,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Report:
-    """Move the weights, in place, to where the path kernel is best conditioned; the function stays
-    what it was.
+    """Move the weights, in place, to where a criterion is least; the function stays what it was.
 
     Args:
         model: Any module. Wrappers such as DistributedDataParallel and torch.compile are looked
             through; of several processes that train one model together all must call.
         example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword
             inputs; or what ``prepare`` made.
-        solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``.
+        criterion: What is balanced: ``PathKernel()`` (the paper's), ``Curvature()``,
+            ``BalancedNorms()`` or one of your own.
+        pace: "keep" takes the best of the rescalings that leave the sum of the criterion's energies
+            as it was, so that the learning rate can stay; None takes the best of all.
+        solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``, which
+            has a criterion of its own.
         normalization: Which side of a normalization layer carries a scale: "absorb" (in front),
             "gain" (behind), "full" (both), "paper" (one scale through it; keeps eval mode only).
         other_inputs, frozen, exclude: Further examples, and what stays as it is; see
@@ -187,7 +195,7 @@ def condition_(
 
     Raises:
         UnsupportedModelError: The model cannot be captured.
-        EnergyRangeError: Path energies leave the range of float64.
+        EnergyRangeError: Path energies leave the range of float64, or the curvature is not finite.
         RescalingError: The rescaling cannot be written, or would change the function. The model is
             bit for bit what it was.
 
@@ -205,7 +213,7 @@ def condition_(
     ... )  # conditioning twice does nothing
     True
     """
-    check_solver(solver)
+    refuse_unfitting(solver, criterion, pace)
     copies = listed_copies(copies)
     ranks, stages = Ranks.of(model, group), _Stages(progress)
     if is_ambiguous(model, group):
@@ -229,21 +237,22 @@ def condition_(
         low = is_low_precision(unwrap(model), symmetry, copies)
     rounded = low if round_to_power_of_two is None else round_to_power_of_two
     with ranks.together(), stages("energy"):
-        needed = (solver.needs_energy or describe) and ranks.computes
+        needed = describe or (solver.needs_energy and criterion.needs_diagonal)
         g = (
             diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
-            if needed
+            if needed and ranks.computes
             else {}
         )
+        posed = _pose(symmetry, g, solver, criterion, model) if ranks.computes else None
 
     boxes = _Boxes(symmetry, model, ranks, solver, max_log_scale)
 
     def solved(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
-        solution = _solution(symmetry, g, solver, model, boxes.at(share), rounded)
+        solution = _solution(posed, solver, pace, symmetry.num_units, boxes.at(share), rounded)
         return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
 
     shares = (
-        ranks.agreed(lambda: _shares(symmetry, g, solver, boxes))
+        ranks.agreed(lambda: _shares(posed, solver, pace, boxes))
         if verify
         else (SAFE_EPSILON_SHARE,)
     )
@@ -271,7 +280,7 @@ def condition_(
         except TrainChangeError:
             if share == EPSILON_SHARES[-1]:
                 raise
-    report = _report(symmetry, diagonal, solver, solution, rescaling, stages.seconds)
+    report = _report(symmetry, diagonal, solver, criterion, solution, rescaling, stages.seconds)
     before, after = report.spread()
     if after > before + SPREAD_WARNING:
         logger.warning(
@@ -285,37 +294,54 @@ def condition_(
     if report.pace < PACE_WARNING:
         logger.warning(
             "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: "
-            "divide the learning rate by that.",
+            "divide the learning rate by that "
+            "(with Adam, by %.2g).",
             report.pace,
+            report.paces["Adam"],
         )
     return report
 
 
+def _pose(
+    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, criterion: Criterion, model: nn.Module
+) -> Problem | str:
+    """The problem on all rescalings, or why there is none to solve."""
+    if not symmetry.num_units:
+        return "nothing can be rescaled"
+    if not solver.needs_energy:
+        return solver.problem(symmetry, g, model, None)
+    if criterion.needs_diagonal and not _positive(select_counted(symmetry, g)):
+        return "no trainable parameter lies on a path (diag G is zero): nothing to condition"
+    energies = criterion.energies(symmetry, g, model)
+    if not _positive(select_counted(symmetry, energies)):
+        return f"no parameter has an energy by {criterion!r}: nothing to condition"
+    return solver.problem(symmetry, energies, model, None, criterion)
+
+
 def _solution(
-    symmetry: Symmetry,
-    g: dict[str, Tensor],
+    posed: Problem | str | None,
     solver: Solver,
-    model: nn.Module,
+    pace: Pace,
+    num_units: int,
     bounds: tuple[Tensor, Tensor],
     rounded: bool,
 ) -> Solution:
-    """What to apply: the solver's answer, in powers of two if asked for, or nothing where nothing
-    can be found.
+    """What to apply: the solver's answer, in powers of two if asked for, or nothing where there is
+    nothing to solve.
     """
-    if not symmetry.num_units:
-        return Solution.nothing(0, "nothing can be rescaled")
-    if solver.needs_energy and not _positive(select_counted(symmetry, g)):
-        return Solution.nothing(
-            symmetry.num_units,
-            "no trainable parameter lies on a path (diag G is zero): nothing to condition",
-        )
-    problem = solver.problem(symmetry, g, model, bounds)
-    solution = solver.solve(problem)
+    assert posed is not None
+    if isinstance(posed, str):
+        return Solution.nothing(num_units, posed)
+    problem = posed.within(bounds)
+    if pace:
+        problem, solution = keeping_pace(problem, solver)
+    else:
+        solution = solver.solve(problem)
     return to_powers_of_two(solution, solver, problem, bounds) if rounded else solution
 
 
-def _positive(g: dict[str, Tensor]) -> bool:
-    """Whether some entry of a diagonal, of which this process may hold a part, is not zero."""
+def _positive(g: Mapping[str, Tensor]) -> bool:
+    """Whether some of the energies, of which this process may hold a part, is not zero."""
     ranks = ranks_of(g)
     found = torch.tensor([float(bool(local(values).any())) for values in g.values()])
     return bool(ranks.maximum(found).any())
@@ -376,7 +402,7 @@ class _Boxes:
 
 
 def _shares(
-    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, boxes: _Boxes
+    posed: Problem | str | None, solver: Solver, pace: Pace, boxes: _Boxes
 ) -> tuple[float, ...]:
     """The shares of ε to try, the largest first.
 
@@ -385,15 +411,13 @@ def _shares(
     at the optimum of a box already stays in it.
     """
     if not (
-        solver.needs_energy
-        and len(boxes.epsilon_shares.classes)
-        and _positive(select_counted(symmetry, g))
+        solver.needs_energy and isinstance(posed, Problem) and len(boxes.epsilon_shares.classes)
     ):
         return EPSILON_SHARES
-    whole = Problem.of(symmetry, g)
     for i, share in enumerate(EPSILON_SHARES[:-1]):
-        lower, upper = (2 * bound.to(whole.device) for bound in boxes.at(share))
-        problem = replace(whole, lower=lower, upper=upper)
+        problem = posed.within(boxes.at(share))
+        if pace:
+            problem = standing(problem)
         if boxes.is_reached(share) and problem.at(problem.zero()).residual <= ARRIVED:
             return EPSILON_SHARES[i:]
     return EPSILON_SHARES
@@ -403,6 +427,7 @@ def _report(
     symmetry: Symmetry,
     diagonal: tuple[DiagonalSample, ...],
     solver: Solver,
+    criterion: Criterion,
     solution: Solution,
     rescaling: Rescaling,
     seconds: dict[str, float],
@@ -412,6 +437,7 @@ def _report(
         normalization=symmetry.normalization,
         approximate=symmetry.approximate,
         solver=repr(solver),
+        criterion=repr(criterion if solver.needs_energy else solver),
         solution=solution,
         groups=symmetry.groups,
         pinned=symmetry.pinned,

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from .capture.models import require_supported
 from .capture.outputs import example_outputs
 from .condition import Prepared, condition_, prepare
+from .criteria.criterion import PATH_KERNEL, Criterion
 from .distributed.ranks import Ranks, refuse_unclear
 from .errors import EnergyRangeError, MismatchError, RescalingError
 from .interrupts import interruptible, uninterrupted
 from .report import Report
 from .rescaling.optimizer_state import Optimizers, listed, require_own, with_inner
 from .rescaling.rescale import listed_copies
-from .solvers import Exact, Solver
-from .solvers.solver import check_solver
+from .solvers import Exact, Pace, Solver
+from .solvers.solver import refuse_unfitting
 from .symmetry.symmetry import Normalization
 from .wrappers import unwrap
 
@@ -46,6 +47,8 @@ def teleport(
     example_inputs: Any,
     *,
     every: int | Literal["epoch"] = 100,
+    criterion: Criterion = PATH_KERNEL,
+    pace: Pace = None,
     solver: Solver = BETWEEN_STEPS,
     normalization: Normalization = "absorb",
     schedule: Callable[[int], bool] | None = None,
@@ -66,6 +69,8 @@ def teleport(
         example_inputs: One batch, as for ``condition_``, or what ``prepare`` made.
         every: Steps between teleports, or "epoch": then ``Teleportation.end_epoch`` is to be
             called.
+        criterion, pace: What is balanced, and whether the sum of its energies stays, as in
+            ``condition_``.
         solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``, which every=1 makes the
             training method of Stock et al.
         normalization: As in ``condition_``.
@@ -97,7 +102,7 @@ def teleport(
     >>> handle.steps, handle.teleports
     (5, 2)
     """
-    check_solver(solver)
+    refuse_unfitting(solver, criterion, pace)
     _refuse_unusable(every, schedule, options)
     optimizers, group, copies = (
         listed(optimizer),
@@ -124,12 +129,14 @@ def teleport(
         "Symmetry",
         {"fingerprint": fingerprint, "num_units": torch.tensor(prepared.symmetry.num_units)},
     )
-    options = (
-        {"describe": False}
-        | options
-        | settings
-        | {"solver": solver, "optimizer": optimizers, "copies": copies}
-    )
+    options = {"describe": False} | options | settings
+    options |= {
+        "criterion": criterion,
+        "pace": pace,
+        "solver": solver,
+        "optimizer": optimizers,
+        "copies": copies,
+    }
     return Teleportation(model, prepared, every, schedule, on_teleport, options)
 
 
@@ -287,13 +294,8 @@ def _refuse_unusable(every: Any, schedule: Any, options: dict[str, Any]) -> None
             f"schedule={schedule!r}: give a function of the number of steps that "
             "says whether to teleport"
         )
-    known = set(inspect.signature(condition_).parameters) - {
-        "model",
-        "example_inputs",
-        "solver",
-        "normalization",
-        "optimizer",
-    }
+    own = {"model", "example_inputs", "criterion", "pace", "solver", "normalization", "optimizer"}
+    known = set(inspect.signature(condition_).parameters) - own
     unknown = options.keys() - known
     if unknown:
         raise TypeError(

@@ -28,9 +28,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .criteria.problem import Problem
 from .lifting.lifting import diag_g
 from .solvers import Exact
-from .solvers.problem import Problem
 from .symmetry.symmetry import Normalization, Symmetry, find_symmetry
 from .wrappers import unwrap
 
@@ -350,7 +350,7 @@ def _minimise(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[float, float]:
         if name in g:
             moves = t[scaling.plus.long()] - t[scaling.minus.long()]
             squares += float(((g[name] > 0) * moves.square()).sum())
-    p = problem.num_parameters
+    p = problem.weight
     return math.sqrt(squares / p), (solution.objective_before - solution.objective_after) / p
 
 

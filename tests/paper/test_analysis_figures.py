@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pathcond
+from pathcond.criteria.problem import Problem
 from pathcond.rows import Row
 from pathcond.solvers import CoordinateDescent
-from pathcond.solvers.problem import Problem
 from pathcond_paper import load
 from pathcond_paper.figure import Claim, Figure, Place
 from pathcond_paper.figures import convergence, criteria, regimes, toy

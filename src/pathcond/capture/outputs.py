@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,22 +130,8 @@ def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
     same outputs alone as together.
     """
     inputs = as_call(example_inputs)
-    lengths = [
-        leaf.shape[0]
-        for leaf in tree_leaves(inputs)
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] > 1
-    ]
-    length = max(lengths, key=lengths.count, default=1)
-
-    def samples(start: int, stop: int, source: Any) -> Any:
-        def part(x: Any) -> Any:
-            return (
-                x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == length else x
-            )
-
-        args, kwargs = tree_map(part, source)
-        return kwargs or args
-
+    length = _num_samples(inputs)
+    samples = partial(_samples, length)
     # Without values nothing can be tried.
     if length < 2 or any(
         leaf.is_meta
@@ -168,6 +155,36 @@ def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
         if not same_shapes or not output_change(single, cut) <= default_tolerance(model):
             return [example_inputs]
     return [samples(i, i + 1, inputs) for i in range(length)]
+
+
+def first_samples(model: nn.Module, example_inputs: Any, count: int) -> Any:
+    """The first samples of the example batch; all of it where it has no more, or where samples are
+    not told apart.
+    """
+    inputs = as_call(example_inputs)
+    length = _num_samples(inputs)
+    if length <= count or len(split_samples(model, example_inputs)) == 1:
+        return example_inputs
+    return _samples(length, 0, count, inputs)
+
+
+def _num_samples(inputs: Any) -> int:
+    lengths = [
+        leaf.shape[0]
+        for leaf in tree_leaves(inputs)
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] > 1
+    ]
+    return max(lengths, key=lengths.count, default=1)
+
+
+def _samples(length: int, start: int, stop: int, inputs: Any) -> Any:
+    """Some samples of all inputs of one call that have as many as ``length``."""
+
+    def part(x: Any) -> Any:
+        return x[start:stop] if isinstance(x, Tensor) and x.dim() and x.shape[0] == length else x
+
+    args, kwargs = tree_map(part, inputs)
+    return kwargs or args
 
 
 def _disturbed(x: Any) -> Any:

@@ -29,6 +29,9 @@ from torch.utils._pytree import tree_map
 
 from ..capture.usable import unusable_weights
 from ..condition import condition_
+from ..criteria.criterion import Criterion, PathKernel
+from ..criteria.norms import BalancedNorms
+from ..curvature import Curvature
 from ..files import refuse_special
 from ..lifting.lifting import log10_paths, off_path, path_norm
 from ..report.text import paths_table
@@ -64,6 +67,26 @@ class SolverName(StrEnum):
     enorm = "enorm"
 
 
+class CriterionName(StrEnum):
+    """What is balanced."""
+
+    paths = "paths"
+    curvature = "curvature"
+    norms = "norms"
+
+
+class PaceName(StrEnum):
+    """What becomes of the sum of the energies."""
+
+    free = "free"
+    keep = "keep"
+
+
+CRITERIA: dict[CriterionName, Criterion] = {
+    CriterionName.paths: PathKernel(),
+    CriterionName.curvature: Curvature(),
+    CriterionName.norms: BalancedNorms(),
+}
 SOLVERS = {
     SolverName.exact: Exact(),
     SolverName.paper: CoordinateDescent(),
@@ -166,6 +189,19 @@ def condition(
     approximate: Approximate = False,
     exclude: Exclude = None,
     move_frozen: MoveFrozen = False,
+    criterion: Annotated[
+        CriterionName,
+        typer.Option(
+            help="What is balanced: paths (the path kernel), curvature of the outputs, "
+            "norms of the weights"
+        ),
+    ] = CriterionName.paths,
+    pace: Annotated[
+        PaceName,
+        typer.Option(
+            help="keep: the sum of the energies stays, so that the learning rate can stay"
+        ),
+    ] = PaceName.free,
     solver: Annotated[
         SolverName, typer.Option(help="exact; paper (ten sweeps); enorm (least norm)")
     ] = SolverName.exact,
@@ -191,6 +227,8 @@ def condition(
             done = condition_(
                 model,
                 inputs,
+                criterion=CRITERIA[criterion],
+                pace="keep" if pace is PaceName.keep else None,
                 solver=SOLVERS[solver],
                 normalization=normalization.value,
                 approximate=approximate,
@@ -236,7 +274,7 @@ def _progress() -> Iterator[Any]:
 
     says = {
         "symmetry": "finding symmetries",
-        "energy": "measuring diag(G)",
+        "energy": "measuring energies",
         "solve": "solving",
         "rescale": "rescaling and verifying",
     }

@@ -44,8 +44,8 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
             ``forward`` does.
         inputs: Turns a training batch into the model's inputs. Default: a Tensor itself, the first
             element of a tuple or list.
-        **options: Any other of ``pathcond.condition_``: ``solver``, ``normalization``, ``copies``,
-            ...
+        **options: Any other of ``pathcond.condition_``: ``criterion``, ``pace``, ``solver``,
+            ``normalization``, ``copies``, ...
 
     Attributes:
         report: Of the last conditioning or teleport; None before the first.

@@ -50,8 +50,8 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
             labels, a Tensor itself, the first element of a tuple or list.
         log: Called with ``{"pathcond/objective_before": ..., ...}``: ``trainer.log`` sends them
             where the loss goes. Default: they are only written into ``trainer.state.log_history``.
-        **options: Any other of ``pathcond.condition_``: ``solver``, ``normalization``, ``copies``,
-            ...
+        **options: Any other of ``pathcond.condition_``: ``criterion``, ``pace``, ``solver``,
+            ``normalization``, ``copies``, ...
 
     Attributes:
         report: Of the last conditioning or teleport; None before the first.

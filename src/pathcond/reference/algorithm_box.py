@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..solvers.problem import select_counted
+from ..criteria.problem import select_counted
 from ..symmetry.symmetry import Symmetry
 
 

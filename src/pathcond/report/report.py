@@ -16,6 +16,11 @@ from ..symmetry.symmetry import Pinned, UnitGroup
 from .diagonal import DiagonalSample
 from .text import report_table
 
+# {kind of optimizer: q}: to first order, one of its steps lowers the loss by the learning rate
+# times Σ_i |∂L/∂θ_i|^q, up to a factor that no rescaling changes. Adam divides a gradient by its
+# own size, as taking its sign does.
+OPTIMIZERS = {"SGD": 2, "momentum": 2, "Adam": 1, "sign": 1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -24,7 +29,7 @@ class Report:
     Attributes:
         model_name: Class of the model.
         normalization, approximate: As asked for.
-        solver: The solver and its settings.
+        solver, criterion: What was minimised and by what, with their settings.
         solution: The solver's answer; ``log_scales``, ``objective_before`` and ``objective_after``
             are its own.
         groups: The units by layer, in forward order.
@@ -40,6 +45,7 @@ class Report:
     normalization: str
     approximate: bool
     solver: str
+    criterion: str
     solution: Solution
     groups: tuple[UnitGroup, ...] = field(repr=False)
     pinned: tuple[Pinned, ...] = field(repr=False)
@@ -97,8 +103,29 @@ class Report:
         learning rate moves the paths this many times as fast as before. Scales in front of
         normalization layers can change it much.
         """
-        before, after = (_log10_sum(self.diagonal, when) for when in ("before", "after"))
-        return 10.0 ** (after - before)
+        return self.paces["SGD"]
+
+    @property
+    def paces(self) -> dict[str, float]:
+        """How many times as fast as before an optimizer learns at the same learning rate, to first
+        order, by its kind.
+
+        A step of plain SGD lowers the loss by the learning rate times Σ_i (∂L/∂θ_i)², with momentum
+        by 1/(1 − β) times that. Steps of Adam and of sign-like optimizers (Lion, Signum) have the
+        same length whatever the gradient, and lower it in proportion to Σ_i |∂L/∂θ_i|. If ∂L/∂Φ is
+        normal and points anywhere, ∂L/∂θ_i has the variance g_i: the sums become Σ g_i and Σ √g_i,
+        and the pace is that after over that before. From the sample of diag(G); 1 without one.
+        """
+        return {kind: 10.0 ** self._log10_growth(q / 2) for kind, q in OPTIMIZERS.items()}
+
+    @property
+    def rate_factors(self) -> dict[str, float]:
+        """What to multiply the learning rate by to keep the pace, by kind of optimizer."""
+        return {kind: 1 / pace for kind, pace in self.paces.items()}
+
+    def _log10_growth(self, power: float) -> float:
+        before, after = (_log10_sum(self.diagonal, when, power) for when in ("before", "after"))
+        return after - before
 
     def layers(self) -> list[dict[str, Any]]:
         """One row per group of units: name, number of units, least, median and greatest log λ."""
@@ -127,6 +154,7 @@ class Report:
             "normalization": self.normalization,
             "approximate": self.approximate,
             "solver": self.solver,
+            "criterion": self.criterion,
             "num_units": self.num_units,
             "num_parameters": self.num_parameters,
             "zero_share": self.zero_share,
@@ -134,6 +162,8 @@ class Report:
             "decades_of_diagonal_before": before,
             "decades_of_diagonal_after": after,
             "pace": self.pace,
+            "paces": self.paces,
+            "rate_factors": self.rate_factors,
             "output_change_eval": self.output_change_eval,
             "output_change_train": self.output_change_train,
             "rounded_to_powers_of_two": self.rounded,
@@ -163,10 +193,12 @@ class Report:
         return report_table(self)
 
 
-def _log10_sum(samples: tuple[DiagonalSample, ...], when: Literal["before", "after"]) -> float:
-    """log10 of the sum of diag(G); the mean of a sample stands for its parameter."""
+def _log10_sum(
+    samples: tuple[DiagonalSample, ...], when: Literal["before", "after"], power: float
+) -> float:
+    """log10 of the sum of diag(G) to a power; the mean of a sample stands for its parameter."""
     logs = [
-        math.log10(sample.count * (1 - sample.zeros) / len(values)) + values
+        math.log10(sample.count * (1 - sample.zeros) / len(values)) + power * values
         for sample in samples
         if len(values := getattr(sample, when))
     ]

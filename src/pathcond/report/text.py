@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..symmetry.text import table_body
@@ -22,13 +23,14 @@ def report_table(report: Report) -> str:
         f'normalization="{report.normalization}"{approximate}, {report.solver.partition("(")[0]}'
     )
     before, after = report.spread()
+    name = report.criterion.partition("(")[0]
     seconds = ", ".join(f"{stage} {value:.2f}" for stage, value in report.seconds.items())
     rounded = "; factors rounded to powers of two" if report.rounded else ""
     in_eval, in_train = _change(report.output_change_eval), _change(report.output_change_train)
     facts = [
         (
             "criterion",
-            f"{report.objective_before:.8g} → {report.objective_after:.8g}; "
+            f"{name}: {report.objective_before:.8g} → {report.objective_after:.8g}; "
             f"{report.solution.message}",
         ),
         *(
@@ -38,11 +40,7 @@ def report_table(report: Report) -> str:
                     f"{before:.1f} → {after:.1f} decades between the 5th and 95th "
                     f"percentile{_zero_share(report.zero_share)}",
                 ),
-                (
-                    "pace",
-                    f"× {report.pace:.2g}: how fast plain SGD moves the paths at the same "
-                    "learning rate",
-                ),
+                ("pace", _pace(report.paces, report.rate_factors)),
             ]
             if report.diagonal
             else []
@@ -90,3 +88,15 @@ def _change(change: float | None) -> str:
 
 def _zero_share(share: float) -> str:
     return f"; {share:.1%} of the parameters have g = 0 and do not count" if share else ""
+
+
+def _pace(paces: Mapping[str, float], rates: Mapping[str, float]) -> str:
+    """How fast optimizers learn at the same learning rate, those that learn alike together."""
+    kinds: dict[float, list[str]] = {}
+    for kind, pace in paces.items():
+        kinds.setdefault(pace, []).append(kind)
+    alike = [
+        f"× {pace:.2g} for {' and '.join(names)} (keep it: rate × {rates[names[0]]:.2g})"
+        for pace, names in kinds.items()
+    ]
+    return "; ".join(alike)

@@ -41,12 +41,12 @@ class ClassPairs:
         """Whether a matrix over all pairs of classes is no larger than the pairs that occur."""
         return self.size.numel() >= len(self.rows) * len(self.columns)
 
-    def counts(self, positive: Tensor) -> tuple[Tensor, Tensor]:
-        """The parameters with g > 0 at every element of r and of c, flattened, on the device of
-        ``positive``.
+    def counts(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights at every element of r and of c, flattened, on their own device; True counts
+        as 1.
         """
         by_row, by_column = (
-            _summed(positive, ids.shape).double().flatten() for ids in (self.r, self.c)
+            _summed(weights, ids.shape).double().flatten() for ids in (self.r, self.c)
         )
         return by_row, by_column
 

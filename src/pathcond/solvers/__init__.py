@@ -8,14 +8,16 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from ..criteria.criterion import PATH_KERNEL, Criterion
 from ..symmetry.symmetry import Symmetry
 from .coordinate_descent import CoordinateDescent
 from .enorm import ENorm
 from .exact import Exact
+from .pace import keeping_pace
 from .solution import Solution
-from .solver import Solver, check_solver
+from .solver import Pace, Solver, refuse_unfitting
 
-__all__ = ["DEFAULT", "CoordinateDescent", "ENorm", "Exact", "Solution", "Solver", "solve"]
+__all__ = ["DEFAULT", "CoordinateDescent", "ENorm", "Exact", "Pace", "Solution", "Solver", "solve"]
 
 DEFAULT = Exact()
 
@@ -25,6 +27,8 @@ def solve(
     g: Mapping[str, Tensor],
     *,
     solver: Solver = DEFAULT,
+    criterion: Criterion = PATH_KERNEL,
+    pace: Pace = None,
     model: nn.Module | None = None,
     bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Solution:
@@ -34,7 +38,9 @@ def solve(
         symmetry: From ``find_symmetry``.
         g: From ``diag_g``.
         solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``.
-        model: For ``ENorm``, which looks at the weights.
+        criterion: ``PathKernel()``, ``Curvature()``, ``BalancedNorms()`` or one of your own.
+        pace: "keep" leaves the sum of the energies as it is.
+        model: For whatever looks at the weights: ``Curvature``, ``BalancedNorms`` and ``ENorm``.
         bounds: Least and greatest log λ of every unit, as ``symmetry.log_scale_bounds(model)``
             gives them.
 
@@ -55,5 +61,7 @@ def solve(
     >>> torch.allclose(4 * solution.log_scales, ratio.log())
     True
     """
-    check_solver(solver)
-    return solver.solve(solver.problem(symmetry, g, model, bounds))
+    refuse_unfitting(solver, criterion, pace)
+    energies = criterion.energies(symmetry, g, model) if solver.needs_energy else {}
+    problem = solver.problem(symmetry, energies, model, bounds, criterion)
+    return keeping_pace(problem, solver)[1] if pace else solver.solve(problem)

@@ -26,9 +26,8 @@ conditioning twice does nothing.
 >>> with torch.no_grad():
 ...     _ = model[0].weight.fill_(100.0), model[2].weight.fill_(1.0)
 >>> symmetry = pathcond.find_symmetry(model, torch.ones(1, 2))
->>> lower, upper = balance_bounds(
-...     symmetry, model, width=1.0
-... )  # in balance at λ = 1/10, that is log λ = −2.3
+>>> # in balance at λ = 1/10, that is log λ = −2.3
+>>> lower, upper = balance_bounds(symmetry, model, width=1.0)
 >>> [round(float(bound), 2) for bound in (lower[0], upper[0])]
 [-3.3, 0.0]
 """
@@ -41,13 +40,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ..criteria.norms import norm_problem
+from ..criteria.problem import Block, Pairs, Problem
 from ..distributed.ranks import Ranks
 from ..distributed.sharding import local
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
 from .exact import Exact
-from .problem import Block, Pairs, Problem
 
 # Half the width of the box: weights may be 12 times as large, or as small, as in balance. It is the
 # paper's |u| ≤ 5.
@@ -56,9 +56,6 @@ EXACT = 1e-6  # of log λ: how well a point of balance must be known
 FINE = 1e-9  # and how well it is computed where rounding allows: the box moves with it
 # over units whose weights are too small for the exact solver to see them beside the others
 SWEEPS = 20
-# The solvers minimise p log(c + Σ) + slope·u. With c this many times what one-sided units weigh it
-# is Σ + a·u nearly, and has a minimum in every model.
-LINEAR = 100.0
 
 
 def balance_bounds(
@@ -72,52 +69,59 @@ def balance_bounds(
     """
     lower = torch.full((symmetry.num_units,), -math.inf, dtype=torch.float64)
     upper = -lower
-    weights = {
-        name: weight.detach()
-        for name, weight in unwrap(model).named_parameters()
-        if name in symmetry.scalings
-    }
-    if not symmetry.num_units or not weights:
+    two_sided = _two_sided(symmetry, model)
+    if not bool(two_sided.any()):
         return lower, upper
-    sizes = {name: max(weight.numel(), 1) for name, weight in weights.items()}
-    ones = Problem.of(
-        symmetry,
-        {name: torch.ones_like(weight).double() / sizes[name] for name, weight in weights.items()},
-    )
-    two_sided = _has_two_sides(ones).cpu()
-    if not bool(two_sided.any()) or not _any_weight(weights, ones.ranks):
-        return lower, upper
-    squares = {name: weight.double().square() / sizes[name] for name, weight in weights.items()}
-    centre, known = _balance(_norm_problem(Problem.of(symmetry, squares), ones))
+    centre, known = balance_point(symmetry, model)
     lower = torch.where(two_sided, torch.where(known, (centre - width).clamp(max=0.0), 0.0), lower)
     upper = torch.where(two_sided, torch.where(known, (centre + width).clamp(min=0.0), 0.0), upper)
     return lower, upper
 
 
-def _norm_problem(squares: Problem, ones: Problem) -> Problem:
-    """The problem whose minimiser is the point of balance.
-
-    Args:
-        squares: Of the mean squares of all weights. They grow with t where energies shrink with u =
-            2t, so u = −2t.
-        ones: The same if every weight were 1.
+def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """log λ that brings every unit into balance, 0 where it is not known, and whether it is,
+    (num_units,) each.
     """
-    into, out = squares.at(squares.zero()).sides
-    if_one_into, if_one_out = ones.at(ones.zero()).sides
-    one_sided = ((if_one_into > 0) ^ (if_one_out > 0)) & ((into > 0) ^ (out > 0))
-    movable = one_sided | ((into > 0) & (out > 0))
-    # The norm of its weights would be 1; in the units of ``squares``, relative to the sum of all.
-    mean_square = math.exp(ones.log_total - squares.log_total) / ones.slope.abs().clamp(min=1.0)
-    held = torch.where(one_sided, if_one_into - if_one_out, 0.0) * mean_square
-    constant = LINEAR * float(held.abs().sum())
-    slope = squares.num_parameters * held / constant if constant > 0 else torch.zeros_like(held)
-    return replace(
-        squares,
-        fixed=constant,
-        slope=slope,
-        lower=squares.lower.masked_fill(~movable, 0.0),
-        upper=squares.upper.masked_fill(~movable, 0.0),
+    nowhere = torch.zeros(symmetry.num_units, dtype=torch.float64)
+    weights = _weights(symmetry, model)
+    ones = _if_ones(symmetry, weights)
+    if ones is None or not _any_weight(weights, ones.ranks):
+        return nowhere, nowhere.bool()
+    squares = {
+        name: weight.double().square() / max(weight.numel(), 1) for name, weight in weights.items()
+    }
+    sides = ones.at(ones.zero()).sides
+    # One entry in n of such a unit has the mean square 1/n: the norm of its weights is 1.
+    held = (sides[0] - sides[1]) * math.exp(ones.log_total) / ones.slope.abs().clamp(min=1.0)
+    centre, known = _balance(norm_problem(symmetry, squares, 2, sides=sides, held=held))
+    return torch.where(known, centre, 0.0), known
+
+
+def _weights(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: weight.detach()
+        for name, weight in unwrap(model).named_parameters()
+        if name in symmetry.scalings
+    }
+
+
+def _if_ones(symmetry: Symmetry, weights: dict[str, Tensor]) -> Problem | None:
+    """The problem of the mean squares if every weight were 1; None where nothing moves."""
+    if not symmetry.num_units or not weights:
+        return None
+    return Problem.of(
+        symmetry,
+        {name: torch.ones_like(w).double() / max(w.numel(), 1) for name, w in weights.items()},
     )
+
+
+def _two_sided(symmetry: Symmetry, model: nn.Module) -> Tensor:
+    """Units that parameters both feed and read, (num_units,) bool."""
+    ones = _if_ones(symmetry, _weights(symmetry, model))
+    if ones is None:
+        return torch.zeros(symmetry.num_units, dtype=torch.bool)
+    into, out = ones.at(ones.zero()).sides
+    return ((into > 0) & (out > 0)).cpu()
 
 
 def _balance(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -128,9 +132,9 @@ def _balance(problem: Problem) -> tuple[Tensor, Tensor]:
     for solver in (Exact(tolerance=1e-15), CoordinateDescent(sweeps=SWEEPS, tolerance=FINE)):
         if bool((imbalance[movable] < FINE).all()):
             break
-        u = u + 2 * solver.solve(_shifted(problem, u)).log_scales
+        u = u + problem.power * solver.solve(_shifted(problem, u)).log_scales
         imbalance = _imbalance(_shifted(problem, u))
-    return -u.cpu() / 2, (movable & (imbalance < EXACT)).cpu()
+    return problem.log_scales(u).cpu(), (movable & (imbalance < EXACT)).cpu()
 
 
 def _shifted(problem: Problem, u: Tensor) -> Problem:
@@ -148,19 +152,13 @@ def _shifted(problem: Problem, u: Tensor) -> Problem:
     return replace(problem, blocks=blocks, pairs=moved)
 
 
-def _has_two_sides(problem: Problem) -> Tensor:
-    """Units that some energy enters and some leaves, (num_units,) bool."""
-    into, out = problem.at(problem.zero()).sides
-    return (into > 0) & (out > 0)
-
-
 def _imbalance(problem: Problem) -> Tensor:
     """|log λ| that would bring each unit into balance if the others stayed, (num_units,); NaN where
     a side is empty.
     """
     point = problem.at(problem.zero())
     into, out = point.sides
-    held = problem.slope * (point.energy / problem.num_parameters)
+    held = problem.slope * (point.energy / problem.weight)
     return ((into + (-held).clamp(min=0.0)) / (out + held.clamp(min=0.0))).log().abs() / 4
 
 

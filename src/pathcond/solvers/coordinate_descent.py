@@ -4,13 +4,13 @@ detailed_rescaling).
 Along the unit h, with S_k the energy of the parameters of exponent K_ih = k, E(u_h + δ) = D + Σ_k
 S_k e^{−kδ}. Where k = ±1 only (in and out of the unit), X = e^{u_h} is the positive root of
 
-    B (A + p) X² + A D X + C (A − p) = 0                        (lemma calculate_degree_pol)
+    B (A + W) X² + A D X + C (A − W) = 0                        (lemma calculate_degree_pol)
     B = S_out e^{−u_h},  C = S_in e^{u_h}
 
-A being the number of parameters in less those out. Units of one layer meet only through the scalar
-E, as long as no parameter leads from one of them to another: then S_in and S_out of the whole layer
-are two matrix-vector products, and what remains neuron by neuron is a recurrence of scalars. The
-iterates are those of the algorithm box.
+A being the weights in less those out (in the paper each parameter weighs 1, and W is p). Units of
+one layer meet only through the scalar E, as long as no parameter leads from one of them to another:
+then S_in and S_out of the whole layer are two matrix-vector products, and what remains neuron by
+neuron is a recurrence of scalars. The iterates are those of the algorithm box.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ..criteria.problem import Problem
 from .layers import Layer, Unit, in_layers
-from .problem import Problem
 from .solution import Solution
 from .solver import Solver
 
@@ -67,7 +67,7 @@ class CoordinateDescent(Solver):
         return Solution(
             # Differs from the paper: the box returns diag(e^v) θ; by prop. equiv_convex_problem D =
             # e^{−v/2}, so t = u/2.
-            log_scales=u / 2,
+            log_scales=problem.log_scales(u),
             objective_before=before.value,
             objective_after=after.value,
             gradient_norm=after.residual,
@@ -82,7 +82,7 @@ class CoordinateDescent(Solver):
         """
         problem = problem.bounded(self.max_log_scale)
         u = problem.zero()
-        v, layers, energy = problem.class_matrix @ u, list(in_layers(problem)), 1.0
+        v, layers, energy = problem.class_matrix @ u, list(in_layers(problem)), problem.at(u).energy
         measured = energy
         for _ in range(self.sweeps):
             moved = 0.0
@@ -119,12 +119,12 @@ def _minimise(
     ]
     numbers = torch.stack(columns).tolist()
     rest = layer.rest(problem, v, energy, sum(numbers[2]) + sum(numbers[3]))
-    energy, moved = _recurrence(numbers, rest, problem.num_parameters)
+    energy, moved = _recurrence(numbers, rest, problem.weight)
     u[units] = v[layer.classes] = torch.tensor(numbers[-1], dtype=torch.float64, device=u.device)
     return energy, moved
 
 
-def _recurrence(columns: list[list[float]], outside: float, p: int) -> tuple[float, float]:
+def _recurrence(columns: list[list[float]], outside: float, weight: float) -> tuple[float, float]:
     """The inner loop of the algorithm box, on numbers: C, B, S_in, S_out, A, bounds and u of every
     unit; u is updated in place.
 
@@ -138,17 +138,17 @@ def _recurrence(columns: list[list[float]], outside: float, p: int) -> tuple[flo
     for h, (c, b, _, _, a, low, high, old) in enumerate(zip(*columns, strict=True)):
         rest = outside + done + to_come[h]
         if c > 0 and b > 0:
-            linear, product = a * rest, 4 * b * (a + p) * c * (p - a)
+            linear, product = a * rest, 4 * b * (a + weight) * c * (weight - a)
             root = sqrt(linear * linear + product)
             x = (
-                (root - linear) / (2 * b * (a + p))
+                (root - linear) / (2 * b * (a + weight))
                 if linear <= 0
-                else 2 * c * (p - a) / (root + linear)
+                else 2 * c * (weight - a) / (root + linear)
             )
         elif c > 0 and a * rest > 0:  # nothing leads out of the unit
-            x = c * (p - a) / (a * rest)
+            x = c * (weight - a) / (a * rest)
         elif b > 0 and a * rest < 0:  # nothing leads into it
-            x = -a * rest / (b * (a + p))
+            x = -a * rest / (b * (a + weight))
         else:
             done += own[h]
             continue

@@ -18,11 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..criteria.criterion import PATH_KERNEL, Criterion, required
+from ..criteria.problem import Problem
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
 from .exact import Exact
-from .problem import Problem
 from .solution import Solution
 from .solver import Solver
 
@@ -66,13 +67,15 @@ class ENorm(Solver):
     def problem(
         self,
         symmetry: Symmetry,
-        g: Mapping[str, Tensor],
+        energies: Mapping[str, Tensor],
         model: nn.Module | None,
         bounds: tuple[Tensor, Tensor] | None,
+        criterion: Criterion = PATH_KERNEL,
     ) -> Problem:
-        """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p over the weights that the Symmetry rescales; g is not used."""
-        if model is None:
-            raise ValueError("ENorm balances weights: pass the model")
+        """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p over the weights that the Symmetry rescales; the energies and criterion
+        given are not used.
+        """
+        model = required(model, self)
         depth = {name: i + 1 for i, group in enumerate(symmetry.groups) for name in group.divided}
         energies = {
             name: self.c ** (-self.p * depth.get(name, 0))
@@ -80,34 +83,27 @@ class ENorm(Solver):
             for name, weight in unwrap(model).named_parameters()
             if weight.dim() > 1 and name in symmetry.scalings
         }
-        problem = Problem.of(symmetry, energies, bounds)
+        problem = Problem.of(symmetry, energies, bounds, power=-self.p)
         held = _one_sided(problem)
         if not self.balance_last:
             held |= _last(symmetry, problem, energies)
-        # u = −p t where the criterion has u = 2 t
-        lower, upper = -self.p / 2 * problem.upper, -self.p / 2 * problem.lower
-        return replace(
-            problem,
-            slope=torch.zeros_like(problem.slope),
-            lower=lower.masked_fill(held, 0.0),
-            upper=upper.masked_fill(held, 0.0),
-        )
+        lower, upper = problem.lower.masked_fill(held, 0.0), problem.upper.masked_fill(held, 0.0)
+        return replace(problem, slope=torch.zeros_like(problem.slope), lower=lower, upper=upper)
 
     def solve(self, problem: Problem) -> Solution:
         """One or more cycles, or the optimum."""
-        bound = None if self.max_log_scale is None else self.p / 2 * self.max_log_scale
         if self.cycles is None:
-            inner: Solver = Exact(max_log_scale=bound)
+            inner: Solver = Exact(max_log_scale=self.max_log_scale)
         else:
-            inner = CoordinateDescent(sweeps=self.cycles, tolerance=1e-9, max_log_scale=bound)
+            inner = CoordinateDescent(
+                sweeps=self.cycles, tolerance=1e-9, max_log_scale=self.max_log_scale
+            )
         solution = inner.solve(problem)
-        log_scales = -2 / self.p * solution.log_scales
-        message = solution.message
+        log_scales, message = solution.log_scales, solution.message
         if self.cycles is not None and not solution.converged:
             message = f"cycles={self.cycles}, as asked for; cycles=None goes on to the optimum"
         return replace(
             solution,
-            log_scales=log_scales,
             objective_before=self.objective(problem, 0 * log_scales),
             objective_after=self.objective(problem, log_scales),
             message=message,
@@ -115,7 +111,7 @@ class ENorm(Solver):
 
     def objective(self, problem: Problem, log_scales: Tensor) -> float:
         """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p."""
-        return math.exp(problem.at(-self.p * log_scales).value / problem.num_parameters)
+        return math.exp(problem.at(problem.power * log_scales).value / problem.weight)
 
 
 def _one_sided(problem: Problem) -> Tensor:

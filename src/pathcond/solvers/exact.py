@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..criteria.problem import Point, Problem
 from .layer_scales import LARGEST_STEP, LayerScales
 from .layers import layers_of
-from .problem import Point, Problem
 from .solution import Solution
 from .solver import Solver
 
@@ -34,7 +34,8 @@ class Exact(Solver):
     """Settings of the exact solver.
 
     Attributes:
-        tolerance: On the norm of the gradient divided by p, the number of parameters.
+        tolerance: On the norm of the gradient divided by W, for the path kernel the number of
+            parameters.
         max_steps: Most Newton steps.
     """
 
@@ -89,7 +90,7 @@ class Exact(Solver):
             point, steps = moved, steps + 1
             accuracy = min(0.1, (point.residual / residual) ** 2)  # Eisenstat and Walker 1996
         return Solution(
-            log_scales=point.u / 2,
+            log_scales=problem.log_scales(point.u),
             objective_before=origin.value,
             objective_after=point.value,
             gradient_norm=residual,

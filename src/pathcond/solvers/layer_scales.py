@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .problem import Block, Point, Problem
+from ..criteria.problem import Block, Point, Problem
 
 LARGEST_STEP = 20.0  # of any u at once: e^20 is as far as a quadratic model can be trusted
 
@@ -111,11 +111,7 @@ class LayerScales:
         """The w that minimises F along these directions from the point, (layers,), and E there:
         Newton, damped until it pays.
         """
-        p, slope, e = (
-            point.problem.num_parameters,
-            self.down(point.problem.slope),
-            self.energies(point),
-        )
+        p, slope, e = point.problem.weight, self.down(point.problem.slope), self.energies(point)
         rest = point.problem.fixed  # every other parameter is between some pair of ends
 
         def energy_at(w: Tensor) -> float:
@@ -147,10 +143,10 @@ class LayerScales:
         """The inverse of ∇²F at the point along these directions."""
         mean = self.down(point.energy_gradient) / point.energy
         return _solver(
-            self._hessian(self.energies(point) / point.energy, mean, point.problem.num_parameters)
+            self._hessian(self.energies(point) / point.energy, mean, point.problem.weight)
         )
 
-    def _hessian(self, shares: Tensor, mean: Tensor, p: int) -> Tensor:
+    def _hessian(self, shares: Tensor, mean: Tensor, p: float) -> Tensor:
         return p * (
             self.directions.T @ (shares[:, None] * self.directions) - torch.outer(mean, mean)
         )

@@ -5,9 +5,9 @@ Along one unit h, with B and C the energy that leaves and enters it at u_h = 0 a
 energy,
 
     E(u_h) = E_rest + B X + C / X,   X = e^{u_h}
-    F = p log E + A u_h,   A: parameters in, less those out
+    F = W log E + A u_h,   A: weights in, less those out
 
-At the minimum over any set of such units, B_h X_h − C_h / X_h = −a_h E with a = A/p: each X_h is a
+At the minimum over any set of such units, B_h X_h − C_h / X_h = −a_h E with a = A/W: each X_h is a
 closed form of E alone.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .problem import Block, Pairs, Problem
+from ..criteria.problem import Block, Pairs, Problem
 
 CANCELLED = 1e-6  # a difference this much smaller than its terms has lost too many digits
 NEWTON_STEPS, PRECISION = 50, 1e-10  # on the energy of a layer's minimum
@@ -84,7 +84,7 @@ class Layer:
     def minimise(self, problem: Problem, u: Tensor, v: Tensor, energy: float) -> float:
         """Move all units to their common minimum, in place in u and v; returns the new E."""
         into, out = self.energies(problem, v)
-        x, a = u[self.units].exp(), problem.slope[self.units] / problem.num_parameters
+        x, a = u[self.units].exp(), problem.slope[self.units] / problem.weight
         low, high = problem.lower[self.units].exp(), problem.upper[self.units].exp()
         movable = ((into > 0) & (out > 0)) | ((into > 0) & (a > 0)) | ((out > 0) & (a < 0))
         rest, product = (
@@ -130,9 +130,7 @@ class Unit:
             return energy
         rest, old = max(energy - sum(sums.values()), 0.0), float(u[self.unit])
         limits = (float(problem.lower[self.unit]) - old, float(problem.upper[self.unit]) - old)
-        delta = _minimum(
-            sums, rest, float(problem.slope[self.unit]), problem.num_parameters, limits
-        )
+        delta = _minimum(sums, rest, float(problem.slope[self.unit]), problem.weight, limits)
         u[self.unit] += delta
         v += delta * self.exponents
         return rest + sum(s * math.exp(-k * delta) for k, s in sums.items())
@@ -160,7 +158,7 @@ class Unit:
 
 
 def _minimum(
-    sums: dict[float, float], rest: float, slope: float, p: int, limits: tuple[float, float]
+    sums: dict[float, float], rest: float, slope: float, p: float, limits: tuple[float, float]
 ) -> float:
     """argmin over δ of p log(rest + Σ_k S_k e^{−kδ}) + slope · δ, a convex function, by Newton with
     bisection.

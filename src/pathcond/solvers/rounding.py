@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .problem import Problem
+from ..criteria.problem import Problem
 from .solution import Solution
 from .solver import Solver
 

@@ -13,10 +13,10 @@ class Solution:
     """Log-scales, and how far they were brought.
 
     Attributes:
-        log_scales: log λ per unit, (num_units,) float64: t = u/2.
+        log_scales: log λ per unit, (num_units,) float64.
         objective_before, objective_after: F at scale 1 and at ``log_scales``.
-        gradient_norm: Euclidean norm of ∇F there, divided by p; of a bounded problem, of its
-            projection.
+        gradient_norm: Euclidean norm of ∇F there, divided by the sum of the weights; of a bounded
+            problem, of its projection.
         iterations: Sweeps or Newton steps.
         converged: Whether the solver's own tolerance was met.
         message: Why it stopped and, if it did not converge, what to do.

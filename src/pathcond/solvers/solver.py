@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from ..criteria.criterion import PATH_KERNEL, Criterion, refuse_other_than_criterion
+from ..criteria.problem import Problem
 from ..symmetry.symmetry import Symmetry
-from .problem import Problem
 from .solution import Solution
+
+# What becomes of the sum of the energies: free, or kept.
+Pace = Literal["keep"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class Solver(ABC):
     """
 
     max_log_scale: float | None = None
-    needs_energy: ClassVar[bool] = True  # whether its problem is made of diag(G)
+    needs_energy: ClassVar[bool] = True  # whether its problem is made of a criterion's energies
 
     def __post_init__(self) -> None:
         if self.max_log_scale is not None and not self.max_log_scale > 0:
@@ -34,16 +38,17 @@ class Solver(ABC):
     def problem(
         self,
         symmetry: Symmetry,
-        g: Mapping[str, Tensor],
+        energies: Mapping[str, Tensor],
         model: nn.Module | None,
         bounds: tuple[Tensor, Tensor] | None,
+        criterion: Criterion = PATH_KERNEL,
     ) -> Problem:
-        """What it solves: the criterion of the paper, unless it has one of its own."""
-        return Problem.of(symmetry, g, bounds)
+        """What it solves: the criterion of these energies, unless it has one of its own."""
+        return criterion.problem(symmetry, energies).within(bounds)
 
     def objective(self, problem: Problem, log_scales: Tensor) -> float:
         """What it minimises, at log λ per unit, (num_units,)."""
-        return problem.at(2 * log_scales).value
+        return problem.at(problem.power * log_scales).value
 
     @abstractmethod
     def solve(self, problem: Problem) -> Solution:
@@ -54,3 +59,24 @@ def check_solver(solver: object) -> None:
     """Raise where a name or a class was given in place of a solver."""
     if not isinstance(solver, Solver):
         raise TypeError(f"solver must be Exact(), CoordinateDescent() or ENorm(), not {solver!r}")
+
+
+def refuse_unfitting(solver: object, criterion: object, pace: object) -> None:
+    """Raise where solver, criterion and pace are not what they should be, or do not go together."""
+    check_solver(solver)
+    refuse_other_than_criterion(criterion)
+    assert isinstance(solver, Solver)
+    assert isinstance(criterion, Criterion)
+    if pace not in (None, "keep"):
+        raise ValueError(f'pace must be None or "keep", not {pace!r}')
+    if not solver.needs_energy and (criterion != PATH_KERNEL or pace):
+        raise ValueError(
+            f"{type(solver).__name__}() minimises a criterion of its own: give neither criterion "
+            "nor pace, or another solver "
+            "(criterion=BalancedNorms() has its energy)"
+        )
+    if pace and not criterion.shares_energy:
+        raise ValueError(
+            f'{criterion!r} has no energy whose sum could be kept: pace="keep" '
+            "needs PathKernel() or Curvature()"
+        )

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from pathcond.condition import prepare
+from pathcond.criteria.problem import Problem
 from pathcond.lifting.lifting import diag_g
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.rows import Job, Result, Row
 from pathcond.solvers import CoordinateDescent, Exact
-from pathcond.solvers.problem import Problem
 
 from ..figure import Claim, Place, Preset, Progress, Verdict
 

@@ -1,17 +1,20 @@
-"""The convex criterion F over the log-scales of a Symmetry: value, gradient and Hessian-vector
+"""A convex criterion F over the log-scales of a Symmetry: value, gradient and Hessian-vector
 products in block form.
 
-    F(u) = p · log Σ_i g_i exp(−(Ku)_i) + Σ_i (Ku)_i                      (eq. optim_with_bz)
+    F(u) = W · log Σ_i E_i exp(−(Ku)_i) + Σ_i w_i (Ku)_i,     W = Σ_i w_i
 
-over the p trainable parameters with g_i > 0; u = 2t, and θ' = θ ⊙ exp(Ku/2) has the diagonal g ⊙
-exp(−Ku). A parameter that the class of equal log-scales r multiplies and the class c divides has
-(Ku)_i = v_r − v_c, where v = C u is the u of every class. So a parameter tensor enters only through
-sums over its (r, c) pairs:
+over the trainable parameters with energies E_i > 0. At the minimum, the energy E_i exp(−(Ku)_i) is
+shared among the sides of every unit as the weights w are. The paper's criterion (eq. optim_with_bz)
+has E = diag(G) and w = 1, so that W = p, the number of parameters. u = 2t, for θ' = θ ⊙ exp(Kt) has
+the energies E ⊙ exp(−2Kt); energies that grow with the weights, as |θ|^p does, have u = −p t. A
+parameter that the class of equal log-scales r multiplies and the class c divides has (Ku)_i = v_r −
+v_c, where v = C u is the u of every class. So a parameter tensor enters only through sums over its
+(r, c) pairs:
 
-    u   (num_units,)      unknowns             M   (R, C) of a block, Σ g of every pair
-    v   (num_classes,)    C u                  n   (num_classes,) parameters that it multiplies,
+    u   (num_units,)      unknowns             M   (R, C) of a block, Σ E of every pair
+    v   (num_classes,)    C u                  n   (num_classes,) weights that it multiplies,
                                                    less those that it divides
-    E   Σ_i g_i exp(−(Ku)_i), relative to its value at u = 0                   s = ∂E/∂v
+    E   Σ_i E_i exp(−(Ku)_i), relative to its value at u = 0                   s = ∂E/∂v
 
 >>> import torch, pathcond
 >>> model = torch.nn.Sequential(
@@ -19,8 +22,8 @@ sums over its (r, c) pairs:
 ... ).double()
 >>> x = torch.randn(4, 2).double()
 >>> problem = Problem.of(pathcond.find_symmetry(model, x), pathcond.diag_g(model, x))
->>> problem.num_parameters, problem.num_units
-(13, 3)
+>>> problem.weight, problem.num_units
+(13.0, 3)
 >>> u = torch.zeros(3, dtype=torch.float64)
 >>> bool(problem.at(u).gradient @ problem.at(u).gradient >= 0)
 True
@@ -53,7 +56,7 @@ class Block:
 
     Attributes:
         rows, columns: (R,) and (C,) classes that multiply and that divide it.
-        energy: (R, C), Σ g of every pair.
+        energy: (R, C), Σ of the energies of every pair.
     """
 
     rows: Tensor
@@ -77,19 +80,19 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """F over one Symmetry and one diagonal, on a box of u.
+    """F over one Symmetry, on a box of u.
 
     Attributes:
-        blocks, pairs: The parameters that some unit rescales; energies relative to the sum of all
-            g.
+        blocks, pairs: The parameters that some unit rescales; energies relative to the sum of all.
         fixed: Energy of the others, likewise relative.
-        num_parameters: p, the number of trainable parameters with g > 0.
-        log_total: log of the sum of all g.
+        weight: W.
+        log_total: log of the sum of all energies.
         class_matrix: C.
         num_units: Length of u.
         groups: Positions of the units, layer by layer in forward order.
-        slope: (num_units,) gradient of the linear term Σ_i (Ku)_i.
+        slope: (num_units,) gradient of the linear term Σ_i w_i (Ku)_i.
         lower, upper: (num_units,) bounds on u, around 0; infinite where there is none.
+        power: u / t.
         ranks: Of a sharded model each process has the blocks and pairs of its own parts only;
             energies are summed over all.
     """
@@ -97,7 +100,7 @@ class Problem:
     blocks: tuple[Block, ...]
     pairs: Pairs
     fixed: float
-    num_parameters: int
+    weight: float
     log_total: float
     class_matrix: ClassMatrix
     num_units: int
@@ -105,28 +108,36 @@ class Problem:
     slope: Tensor
     lower: Tensor
     upper: Tensor
+    power: float = 2.0
     ranks: Ranks = ALONE
 
     @classmethod
     def of(
         cls,
         symmetry: Symmetry,
-        g: Mapping[str, Tensor],
+        energies: Mapping[str, Tensor],
         bounds: tuple[Tensor, Tensor] | None = None,
+        *,
+        weights: Mapping[str, Tensor | float] | None = None,
+        power: float = 2.0,
     ) -> Problem:
-        """Collapse a diagonal over the classes of a Symmetry.
+        """Collapse energies over the classes of a Symmetry.
 
         Args:
             symmetry: From ``find_symmetry``.
-            g: From ``diag_g``, by parameter name; what is missing counts in neither p nor E.
+            energies: By parameter name, such as ``diag_g`` gives them; what is missing counts in
+                neither W nor E.
             bounds: Least and greatest log λ of every unit, (num_units,) each, as
                 ``Symmetry.log_scale_bounds`` gives them.
+            weights: w of every entry, or one for all entries of a parameter; 1 by default. Entries
+                without energy have none.
+            power: θ exp(s) has the energy E exp(−power · s).
 
         Raises:
-            ValueError: g has a negative or non-finite entry or no positive one, or the bounds do
-                not contain scale 1.
+            ValueError: Energies or weights are negative or not finite, no energy is positive, or
+                the bounds do not contain scale 1.
         """
-        g = select_counted(symmetry, g)
+        g = select_counted(symmetry, energies)
         ranks = ranks_of(g)
         total = _checked_total(g, ranks)
         found_pairs: list[ClassPairs] = []
@@ -138,12 +149,17 @@ class Problem:
                 continue
             if name not in symmetry.scalings:
                 fixed.append(
-                    torch.stack([values.double().sum() / total, (values > 0).sum().double()])
+                    torch.stack(
+                        [
+                            values.double().sum() / total,
+                            _weights(name, values, weights).sum().double(),
+                        ]
+                    )
                 )
                 continue
             class_pairs = _class_pairs(symmetry.scalings[name], whole)
             found_pairs.append(class_pairs)
-            counts += class_pairs.counts(values > 0)
+            counts += class_pairs.counts(_weights(name, values, weights))
             if not class_pairs.dense:
                 pairs.append(Pairs(*class_pairs.pairs(values.double() / total)))
                 continue
@@ -160,7 +176,7 @@ class Problem:
         if float(ranks.maximum(entries)) <= SMALL:
             device = torch.device("cpu")
         class_matrix = symmetry.class_matrix.to(device)
-        n, p = _numbers(found_pairs, counts, class_matrix.num_classes, device)
+        n, own = _numbers(found_pairs, counts, class_matrix.num_classes, device)
         single = _joined(pairs, device)
         kept = (single.rows != single.columns) & (single.energy > 0)
         others = (
@@ -168,22 +184,25 @@ class Problem:
             if fixed
             else torch.zeros(2, dtype=torch.float64, device=device)
         )
-        others += torch.stack([single.energy[~kept].sum(), torch.tensor(float(p), device=device)])
-        rest, p = ranks.sum(others).tolist()
-        lower, upper = _box(symmetry.num_units, bounds, device)
+        others += torch.stack(
+            [single.energy[~kept].sum(), torch.tensor(own, dtype=torch.float64, device=device)]
+        )
+        rest, weight = ranks.sum(others).tolist()
+        lower, upper = _box(symmetry.num_units, bounds, device, power)
         return cls(
             blocks=tuple(
                 Block(b.rows.to(device), b.columns.to(device), b.energy.to(device)) for b in blocks
             ),
             pairs=Pairs(single.rows[kept], single.columns[kept], single.energy[kept]),
             fixed=rest,
-            num_parameters=int(p),
+            weight=weight,
             log_total=math.log(total),
             class_matrix=class_matrix,
             num_units=symmetry.num_units,
             slope=class_matrix.transposed(ranks.sum(n), symmetry.num_units),
             lower=lower,
             upper=upper,
+            power=power,
             ranks=ranks,
             groups=tuple(torch.tensor(group.units, device=device) for group in symmetry.groups),
         )
@@ -232,14 +251,24 @@ class Problem:
         """u of the model as it is, (num_units,)."""
         return torch.zeros(self.num_units, dtype=torch.float64, device=self.device)
 
+    def log_scales(self, u: Tensor) -> Tensor:
+        """log λ of every unit, (num_units,)."""
+        return u / self.power
+
     def bounded(self, max_log_scale: float | None) -> Problem:
         """The same problem on the part of its box with |log λ| ≤ max_log_scale."""
         if max_log_scale is None:
             return self
+        most = abs(self.power) * max_log_scale
+        return replace(self, lower=self.lower.clamp(min=-most), upper=self.upper.clamp(max=most))
+
+    def within(self, bounds: tuple[Tensor, Tensor] | None) -> Problem:
+        """The same problem on the part of its box between two bounds of log λ, (num_units,) each;
+        scale 1 is inside.
+        """
+        lower, upper = _box(self.num_units, bounds, self.device, self.power)
         return replace(
-            self,
-            lower=self.lower.clamp(min=-2 * max_log_scale),
-            upper=self.upper.clamp(max=2 * max_log_scale),
+            self, lower=torch.maximum(self.lower, lower), upper=torch.minimum(self.upper, upper)
         )
 
     def at(self, u: Tensor) -> Point:
@@ -273,7 +302,7 @@ class Point:
         p = self.problem
         if not 0 < self.energy < math.inf:  # too far out for float64
             return math.inf
-        return p.num_parameters * (p.log_total + math.log(self.energy)) + float(p.slope @ self.u)
+        return p.weight * (p.log_total + math.log(self.energy)) + float(p.slope @ self.u)
 
     @cached_property
     def energy_gradient(self) -> Tensor:
@@ -283,7 +312,7 @@ class Point:
     @cached_property
     def gradient(self) -> Tensor:
         """∇F(u), (num_units,)."""
-        return self.problem.num_parameters / self.energy * self.energy_gradient + self.problem.slope
+        return self.problem.weight / self.energy * self.energy_gradient + self.problem.slope
 
     @cached_property
     def sides(self) -> tuple[Tensor, Tensor]:
@@ -309,20 +338,15 @@ class Point:
 
     @cached_property
     def residual(self) -> float:
-        """How far from optimal: the norm of ∇F over the units that may follow it, divided by p."""
-        return (
-            float(self.gradient.masked_fill(self.outward(), 0.0).norm())
-            / self.problem.num_parameters
-        )
+        """How far from optimal: the norm of ∇F over the units that may follow it, divided by W."""
+        return float(self.gradient.masked_fill(self.outward(), 0.0).norm()) / self.problem.weight
 
     def laplacian_diagonal(self) -> Tensor:
-        """The diagonal of p/E · ∂²E/∂u², (num_units,), each unit's classes taken as independent: an
+        """The diagonal of W/E · ∂²E/∂u², (num_units,), each unit's classes taken as independent: an
         upper estimate.
         """
         return (
-            self.problem.num_parameters
-            / self.energy
-            * self._gathered(self.by_row, self.by_column, power=2)
+            self.problem.weight / self.energy * self._gathered(self.by_row, self.by_column, power=2)
         )
 
     def hessian_product(self, d: Tensor) -> Tensor:
@@ -335,7 +359,7 @@ class Point:
             dv[problem.columns] * self.by_column - self.grow[problem.columns] * back,
         )
         mean = self.energy_gradient / self.energy
-        return problem.num_parameters * (laplacian / self.energy - mean * (mean @ d))
+        return problem.weight * (laplacian / self.energy - mean * (mean @ d))
 
     def _gathered(self, at_rows: Tensor, at_columns: Tensor, power: int = 1) -> Tensor:
         """Cᵀ of what the entries of rows and columns bring to their classes (C with its entries to
@@ -360,15 +384,25 @@ def _class_pairs(scaling: Scaling, tensor: Tensor) -> ClassPairs:
     return ClassPairs.of(cut(scaling.plus, tensor), cut(scaling.minus, tensor), tensor.dim())
 
 
+def _weights(name: str, values: Tensor, weights: Mapping[str, Tensor | float] | None) -> Tensor:
+    """w of every entry of a parameter, in its shape; where it has no energy, zero."""
+    if weights is None:
+        return values > 0
+    given = torch.as_tensor(weights[name], dtype=torch.float64, device=values.device)
+    if not bool(((given > 0) & given.isfinite()).all()):
+        raise ValueError(f"The weights of {name} must be positive and finite")
+    return torch.where(values > 0, given, 0.0)
+
+
 def _numbers(
     found_pairs: list[ClassPairs], counts: list[Tensor], num_classes: int, device: torch.device
-) -> tuple[Tensor, int]:
-    """Parameters with g > 0 that each class multiplies, less those that it divides, (num_classes,),
-    and how many there are.
+) -> tuple[Tensor, float]:
+    """Weights that each class multiplies, less those that it divides, (num_classes,), and the sum
+    of all.
     """
     n = torch.zeros(num_classes, dtype=torch.float64, device=device)
     if not counts:
-        return n, 0
+        return n, 0.0
     each = torch.cat(counts).to(device)
     classes = torch.cat(
         [ids for m in found_pairs for ids in (m.rows[m.r.flatten()], m.columns[m.c.flatten()])]
@@ -378,7 +412,7 @@ def _numbers(
         torch.tensor(sizes)
     )
     n.index_add_(0, classes.to(device), signs.to(device) * each)
-    return n, int((each * (signs > 0).to(device)).sum())
+    return n, float((each * (signs > 0).to(device)).sum())
 
 
 def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
@@ -394,7 +428,7 @@ def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
 
 
 def select_counted(symmetry: Symmetry, g: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a diagonal over which F runs."""
+    """The energies over which F runs."""
     return {name: values for name, values in g.items() if name not in symmetry.uncounted}
 
 
@@ -416,19 +450,20 @@ def _checked_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
     total, smallest = float(ranks.sum(sums[:, 0].sum())), -float(ranks.maximum(-sums[:, 1].min()))
     if not (math.isfinite(total) and total > 0 and smallest >= 0):
         raise ValueError(
-            "diag(G) must be finite, not negative, and positive somewhere: its sum "
-            f"is {total}, its least {smallest}"
+            "Energies must be finite, not negative, and positive somewhere: their sum is "
+            f"{total}, the least {smallest}"
         )
     return total
 
 
 def _box(
-    num_units: int, bounds: tuple[Tensor, Tensor] | None, device: torch.device
+    num_units: int, bounds: tuple[Tensor, Tensor] | None, device: torch.device, power: float
 ) -> tuple[Tensor, Tensor]:
+    """Bounds on u from those on log λ."""
     if bounds is None:
         upper = torch.full((num_units,), math.inf, dtype=torch.float64, device=device)
         return -upper, upper
-    lower, upper = (2 * bound.to(device, torch.float64) for bound in bounds)
+    lower, upper = (bound.to(device, torch.float64) for bound in bounds)
     if (
         lower.shape != (num_units,)
         or upper.shape != (num_units,)
@@ -438,4 +473,4 @@ def _box(
             f"bounds are two vectors of {num_units} log-scales, one not above 0 and "
             "the other not below"
         )
-    return lower, upper
+    return (power * lower, power * upper) if power > 0 else (power * upper, power * lower)

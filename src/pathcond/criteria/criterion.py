@@ -1,0 +1,112 @@
+"""A criterion says what a rescaling is to share out: an energy for every parameter, and a weight.
+
+    F(t) = W · log Σ_i E_i exp(−2 s_i) + 2 Σ_i w_i s_i,     s = K t,  W = Σ_i w_i
+
+At the minimum, the two sides of every unit have energies in proportion to their weights, as far as
+its paths allow. Every criterion gives E and w to the same ``Problem``, and every solver minimises
+it.
+
+A criterion must obey one law: the energies of the rescaled model are E exp(−2s). Then the minimum
+is the same model, whatever rescaling of it is conditioned, and conditioning twice does nothing.
+
+>>> import torch, pathcond
+>>> model = torch.nn.Sequential(
+...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+... ).double()
+>>> x = torch.randn(4, 2).double()
+>>> symmetry, g = pathcond.find_symmetry(model, x), pathcond.diag_g(model, x)
+>>> problem = PathKernel().problem(symmetry, PathKernel().energies(symmetry, g, model))
+>>> problem.weight  # every parameter weighs 1
+13.0
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..symmetry.symmetry import Symmetry
+from .problem import Problem
+
+
+class Criterion(ABC):
+    """What is minimised over the rescalings of a model; for one of your own, say what ``energies``
+    are.
+
+    Attributes:
+        needs_diagonal: Whether ``energies`` looks at diag(G). Where it does not, g may be empty.
+        shares_energy: Whether the energies fall as weights grow, and F has a linear term; then
+            ``pace="keep"`` makes sense.
+    """
+
+    needs_diagonal: ClassVar[bool] = True
+    shares_energy: ClassVar[bool] = True
+
+    @abstractmethod
+    def energies(
+        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
+    ) -> Mapping[str, Tensor]:
+        """E by parameter name, each in its parameter's shape, not negative; entries of zero do not
+        count.
+
+        Args:
+            symmetry: Of the model; ``symmetry.example_inputs`` is the batch.
+            g: diag(G) of the trainable parameters, float64.
+            model: The model, not to be changed.
+        """
+
+    def weights(self, energies: Mapping[str, Tensor]) -> Mapping[str, Tensor | float] | None:
+        """w by parameter name, for every entry or one for all of them, positive; None for 1
+        everywhere.
+        """
+        return None
+
+    def problem(self, symmetry: Symmetry, energies: Mapping[str, Tensor]) -> Problem:
+        """F without bounds.
+
+        Args:
+            symmetry: Of the model.
+            energies: From the method of that name.
+        """
+        for name, values in energies.items():
+            if tuple(values.shape) != tuple(symmetry.shapes[name]):
+                raise ValueError(
+                    f"The energies of {name} have shape {tuple(values.shape)}, not "
+                    f"{tuple(symmetry.shapes[name])}"
+                )
+        return Problem.of(symmetry, energies, weights=self.weights(energies))
+
+
+@dataclass(frozen=True)
+class PathKernel(Criterion):
+    """The paper's criterion (eq. optim_with_bz): E is diag(G) of the path kernel, and every
+    parameter weighs 1.
+    """
+
+    def energies(
+        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
+    ) -> Mapping[str, Tensor]:
+        return g
+
+
+PATH_KERNEL = PathKernel()
+
+
+def refuse_other_than_criterion(criterion: object) -> None:
+    """Raise where a name or a class was given in place of a criterion."""
+    if not isinstance(criterion, Criterion):
+        raise TypeError(
+            "criterion must be PathKernel(), Curvature(), BalancedNorms() or a Criterion of "
+            f"your own, not {criterion!r}"
+        )
+
+
+def required(model: nn.Module | None, criterion: object) -> nn.Module:
+    """The model, for a criterion that cannot do without."""
+    if model is None:
+        raise ValueError(f"{criterion!r} looks at the weights: pass the model")
+    return model

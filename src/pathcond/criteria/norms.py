@@ -1,0 +1,135 @@
+"""Norms of the weights as a problem of log-scales: ``BalancedNorms``, and the point that the box of
+``condition_`` lies around.
+
+    Σ_i c_i |θ_i|^p exp(p (Kt)_i)
+
+is the energy of a ``Problem`` for u = −p t, E_i = c_i |θ_i|^p and no linear term. Its minimum has
+Σ_in = Σ_out around every unit. A unit with weights on one side only (in front of a BatchNorm they
+enter it, behind one they leave it) would shrink them for ever. A linear term −a·t holds it: it asks
+the sum over its one side to be a.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..rules.labels import FIXED
+from ..symmetry.symmetry import Symmetry
+from ..wrappers import unwrap
+from .criterion import Criterion, required
+from .problem import Problem
+
+# The solvers minimise W log(c + Σ) + slope·u. With c this many times what one-sided units are held
+# at it is Σ + a·u nearly: the sum over such a unit is a to a percent or so, and there is a minimum
+# in every model.
+LINEAR = 100.0
+
+
+def norm_problem(
+    symmetry: Symmetry,
+    energies: Mapping[str, Tensor],
+    p: float,
+    *,
+    sides: tuple[Tensor, Tensor],
+    held: Tensor,
+) -> Problem:
+    """The problem whose minimiser balances the norms on both sides of every unit.
+
+    Args:
+        symmetry: Of the model.
+        energies: c |θ|^p by parameter name.
+        p: Of the norm.
+        sides: What would enter and leave every unit if no weight were zero, (num_units,) each. A
+            unit with two sides, one of them zeros, has no balance and stays at scale 1.
+        held: a of every unit, (num_units,), negative for weights that leave it; of units with two
+            sides it is not used.
+    """
+    problem = Problem.of(symmetry, energies, power=-p)
+    into, out = problem.at(problem.zero()).sides
+    if_any_into, if_any_out = (side.to(into.device) > 0 for side in sides)
+    one_sided = (if_any_into ^ if_any_out) & ((into > 0) ^ (out > 0))
+    movable = one_sided | ((into > 0) & (out > 0))
+    # In the units of ``problem``, which are relative to the sum of all energies.
+    held = torch.where(one_sided, held.to(into.device), 0.0) * math.exp(-problem.log_total)
+    constant = LINEAR * float(held.abs().sum())
+    return replace(
+        problem,
+        fixed=constant,
+        slope=problem.weight * held / constant if constant > 0 else torch.zeros_like(held),
+        lower=problem.lower.masked_fill(~movable, 0.0),
+        upper=problem.upper.masked_fill(~movable, 0.0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedNorms(Criterion):
+    """The least Σ_b ‖W_b‖_p^p over all weights, the energy of ENorm (Stock et al. 2019): no data,
+    and all layers at once.
+
+    Weights that feed a unit then have the same norm as the weights that read it. Biases do not
+    count but are scaled along. What holds the scales that a norm makes free: behind it ("gain",
+    "full") its gain and shift count, as what feeds the unit. In front of it ("absorb", "full")
+    weights have no other side to be in balance with, and would shrink for ever; they are held at
+    norm one, unit by unit (Σ |θ|^p = 1, to a percent or so).
+
+    Attributes:
+        p: Of the norm.
+    """
+
+    p: float = 2
+    needs_diagonal: ClassVar[bool] = False
+    shares_energy: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p < math.inf:
+            raise ValueError(f"BalancedNorms needs a positive, finite p, not {self.p}")
+
+    def energies(
+        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
+    ) -> Mapping[str, Tensor]:
+        """|θ|^p of all weights that some unit rescales; of vectors, where no weight is on that side
+        of the unit.
+        """
+        moved = {
+            name: w.detach()
+            for name, w in unwrap(required(model, self)).named_parameters()
+            if name in symmetry.scalings
+        }
+        sides = {name: _ends(symmetry, name) for name in moved}
+        taken = [
+            set().union(*(sides[name][k] for name, w in moved.items() if w.dim() > 1))
+            for k in range(2)
+        ]
+        return {
+            name: weight.double().abs() ** self.p
+            for name, weight in moved.items()
+            if weight.dim() > 1 or any(sides[name][k] - taken[k] for k in range(2))
+        }
+
+    def problem(self, symmetry: Symmetry, energies: Mapping[str, Tensor]) -> Problem:
+        ones = Problem.of(
+            symmetry, {name: torch.ones_like(values) for name, values in energies.items()}
+        )
+        into, out = ones.at(ones.zero()).sides
+        return norm_problem(
+            symmetry,
+            energies,
+            self.p,
+            sides=(into, out),
+            held=(into > 0).double() - (out > 0).double(),
+        )
+
+
+def _ends(symmetry: Symmetry, name: str) -> tuple[set[int], set[int]]:
+    """Classes that multiply a parameter, and those that divide it."""
+    scaling = symmetry.scalings[name]
+    multiply, divide = (
+        {int(at) for at in ids.unique().tolist()} - {FIXED} for ids in (scaling.plus, scaling.minus)
+    )
+    return multiply, divide
