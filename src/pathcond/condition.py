@@ -7,10 +7,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +28,10 @@ from .report import DiagonalSample, Report, diagonal_sample
 from .rescaling.optimizer_state import Optimizers
 from .rescaling.rescale import Rescaling, is_low_precision, listed_copies, rescale_
 from .solvers import DEFAULT, Pace, Solution, Solver
-from .solvers.balance import balance_bounds
+from .solvers.boxes import Boxes
 from .solvers.pace import keeping_pace, standing
 from .solvers.rounding import to_powers_of_two
 from .solvers.solver import refuse_unfitting
-from .symmetry.bounds import EpsilonShares
 from .symmetry.symmetry import (
     SAFE_EPSILON_SHARE,
     FrozenPolicy,
@@ -53,7 +52,6 @@ PACE_WARNING = 0.5  # pace below which a warning says so
 # decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning
 # says so
 SPREAD_WARNING = 2.0
-SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,13 +213,9 @@ def condition_(
     """
     refuse_unfitting(solver, criterion, pace)
     copies = listed_copies(copies)
-    ranks, stages = Ranks.of(model, group), _Stages(progress)
-    if is_ambiguous(model, group):
-        logger.warning(
-            "Each process conditions a model of its own. Wrap it afterwards in "
-            "DistributedDataParallel, which copies the first "
-            "one's weights to all, or pass group=torch.distributed.group.WORLD."
-        )
+    ranks = Ranks.of(model, group)
+    stages = _Stages(progress)
+    _warn_where_each_has_its_own(model, group)
     with ranks.together(), stages("symmetry"):
         prepared = prepare(
             model,
@@ -234,72 +228,102 @@ def condition_(
         )
         symmetry = prepared.symmetry
         refuse_unusable_weights(unwrap(model))
-        low = is_low_precision(unwrap(model), symmetry, copies)
-    rounded = low if round_to_power_of_two is None else round_to_power_of_two
+        if round_to_power_of_two is None:
+            round_to_power_of_two = is_low_precision(unwrap(model), symmetry, copies)
+
     with ranks.together(), stages("energy"):
         needed = describe or (solver.needs_energy and criterion.needs_diagonal)
-        g = (
-            diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
-            if needed and ranks.computes
-            else {}
-        )
+        g: dict[str, Tensor] = {}
+        if needed and ranks.computes:
+            g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
         posed = _pose(symmetry, g, solver, criterion, model) if ranks.computes else None
 
-    boxes = _Boxes(symmetry, model, ranks, solver, max_log_scale)
+    boxes = Boxes(symmetry, model, ranks, solver, max_log_scale)
 
-    def solved(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
-        solution = _solution(posed, solver, pace, symmetry.num_units, boxes.at(share), rounded)
+    def solve(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
+        bounds = boxes.at(share)
+        rounded = bool(round_to_power_of_two)
+        solution = _solution(posed, solver, pace, symmetry.num_units, bounds, rounded)
         return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
 
-    shares = (
-        ranks.agreed(lambda: _shares(posed, solver, pace, boxes))
-        if verify
-        else (SAFE_EPSILON_SHARE,)
-    )
+    def write(solution: Solution) -> Rescaling:
+        return rescale_(
+            model,
+            symmetry,
+            solution.log_scales,
+            optimizer=optimizer,
+            optimizer_state=optimizer_state,
+            copies=copies,
+            verify=verify,
+            round_to_power_of_two=round_to_power_of_two,
+            group=group,
+            tolerance=math.inf if approximate and tolerance is None else tolerance,
+            train_tolerance=None if approximate or normalization == "paper" else train_tolerance,
+        )
+
+    shares: tuple[float, ...] = (SAFE_EPSILON_SHARE,)
+    if verify:
+        shares = ranks.agreed(lambda: _shares(posed, solver, pace, boxes))
+    solution, diagonal, rescaling = _first_harmless(shares, solve, write, ranks, stages)
+    report = _report(symmetry, diagonal, solver, criterion, solution, rescaling, stages.seconds)
+    _warn_of_what_may_hurt(report)
+    return report
+
+
+def _warn_where_each_has_its_own(model: nn.Module, group: Any) -> None:
+    if is_ambiguous(model, group):
+        logger.warning(
+            "Each process conditions a model of its own. Wrap it afterwards in "
+            "DistributedDataParallel, which copies the first one's weights to all, or pass "
+            "group=torch.distributed.group.WORLD."
+        )
+
+
+def _first_harmless(
+    shares: Sequence[float],
+    solve: Callable[[float], tuple[Solution, tuple[DiagonalSample, ...]]],
+    write: Callable[[Solution], Rescaling],
+    ranks: Ranks,
+    stages: _Stages,
+) -> tuple[Solution, tuple[DiagonalSample, ...], Rescaling]:
+    """Solve and write, with the first share of ε at which train outputs keep to their tolerance.
+
+    Args:
+        shares: By which scales may change the share of ε in a norm, the largest first.
+        solve: What to write for a share, and the diagonal before and after.
+        write: Refuses, with the model untouched, what changes train outputs too much.
+        ranks: All of them must come to the same.
+        stages: Whose seconds are counted.
+    """
     for share in shares:
         with stages("solve"):
-            solution, diagonal = ranks.agreed(partial(solved, share))
+            solution, diagonal = ranks.agreed(partial(solve, share))
         try:
             with stages("rescale"):
-                rescaling = rescale_(
-                    model,
-                    symmetry,
-                    solution.log_scales,
-                    optimizer=optimizer,
-                    optimizer_state=optimizer_state,
-                    copies=copies,
-                    verify=verify,
-                    round_to_power_of_two=rounded,
-                    group=group,
-                    tolerance=math.inf if approximate and tolerance is None else tolerance,
-                    train_tolerance=None
-                    if approximate or normalization == "paper"
-                    else train_tolerance,
-                )
-            break
+                return solution, diagonal, write(solution)
         except TrainChangeError:
             if share == EPSILON_SHARES[-1]:
                 raise
-    report = _report(symmetry, diagonal, solver, criterion, solution, rescaling, stages.seconds)
+    raise AssertionError("the last share either holds or raises")
+
+
+def _warn_of_what_may_hurt(report: Report) -> None:
     before, after = report.spread()
     if after > before + SPREAD_WARNING:
         logger.warning(
             "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
-            "hold its sum can be rescaled, and "
-            "the others were moved towards them. If training is worse than before, pass "
-            "max_log_scale=1.0.",
+            "hold its sum can be rescaled, and the others were moved towards them. If training is "
+            "worse than before, pass max_log_scale=1.0.",
             before,
             after,
         )
     if report.pace < PACE_WARNING:
         logger.warning(
             "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: "
-            "divide the learning rate by that "
-            "(with Adam, by %.2g).",
+            "divide the learning rate by that (with Adam, by %.2g).",
             report.pace,
             report.paces["Adam"],
         )
-    return report
 
 
 def _pose(
@@ -347,62 +371,8 @@ def _positive(g: Mapping[str, Tensor]) -> bool:
     return bool(ranks.maximum(found).any())
 
 
-class _Boxes:
-    """The boxes in which ε stays harmless, weights stay near balance and |log λ| below the bound;
-    measured when first asked for.
-    """
-
-    def __init__(
-        self,
-        symmetry: Symmetry,
-        model: nn.Module,
-        ranks: Ranks,
-        solver: Solver,
-        max_log_scale: float | None,
-    ) -> None:
-        if max_log_scale is not None and not max_log_scale > 0:
-            raise ValueError(
-                f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}"
-            )
-        # Who asks for the paper's method gets it, and ENorm has a balance of its own.
-        self.balanced = (
-            max_log_scale is None
-            and solver.needs_energy
-            and solver.max_log_scale is None
-            and symmetry.normalization != "paper"
-            and not symmetry.approximate
-        )
-        if max_log_scale is None:
-            max_log_scale = SMOOTH_BOUND if symmetry.approximate else math.inf
-        self.symmetry, self.model, self.ranks, self.bound = symmetry, model, ranks, max_log_scale
-
-    @cached_property
-    def epsilon_shares(self) -> EpsilonShares:
-        return EpsilonShares.of(self.symmetry, self.model)
-
-    @cached_property
-    def around_balance(self) -> tuple[Tensor, Tensor]:
-        if self.balanced:
-            return balance_bounds(self.symmetry, self.model)
-        whole = torch.full((self.symmetry.num_units,), self.bound, dtype=torch.float64)
-        return -whole, whole
-
-    def at(self, share: float) -> tuple[Tensor, Tensor]:
-        """Least and greatest log λ of every unit, (num_units,) each."""
-        lower, upper = self.epsilon_shares.box(share)
-        # each process has statistics of its own
-        lower, upper = self.ranks.maximum(lower), -self.ranks.maximum(-upper)
-        return torch.maximum(lower, self.around_balance[0]), torch.minimum(
-            upper, self.around_balance[1]
-        )
-
-    def is_reached(self, share: float) -> bool:
-        """Whether some scale is at the bound that ε sets it for this share."""
-        return bool(self.ranks.maximum(torch.tensor(float(self.epsilon_shares.is_reached(share)))))
-
-
 def _shares(
-    posed: Problem | str | None, solver: Solver, pace: Pace, boxes: _Boxes
+    posed: Problem | str | None, solver: Solver, pace: Pace, boxes: Boxes
 ) -> tuple[float, ...]:
     """The shares of ε to try, the largest first.
 
