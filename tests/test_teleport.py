@@ -4,6 +4,7 @@ noticing.
 
 import copy
 import gc
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import pathcond
+from pathcond.condition import ConditionOptions
 from pathcond.errors import MismatchError
 from pathcond.solvers import Solution, Solver
 from pathcond.teleport import Teleportation
@@ -646,3 +648,9 @@ def test_parameters_that_no_optimizer_holds_are_pointed_out(
     assert "4.weight" in caplog.text
     with pytest.raises(ValueError, match="holds none"):
         pathcond.teleport(torch.optim.SGD(network().parameters(), 0.1), model, example())
+
+
+def test_options_that_are_passed_on_are_those_of_condition() -> None:
+    own = {"model", "example_inputs", "criterion", "pace", "solver", "normalization", "optimizer"}
+    taken = inspect.signature(pathcond.condition_).parameters.keys() - own
+    assert ConditionOptions.__annotations__.keys() == taken

@@ -13,18 +13,25 @@ pathcond.compare_rates(build, train, example_inputs)          # does it pay at t
 """
 
 from . import reference, theory
-from .condition import condition_, prepare
+from .condition import Prepared, condition_, prepare
 from .criteria.criterion import Criterion, PathKernel
 from .criteria.norms import BalancedNorms
 from .curvature import Curvature
-from .errors import EnergyRangeError, RescalingError, UnsupportedModelError
+from .errors import (
+    DivergedError,
+    EnergyRangeError,
+    MismatchError,
+    RescalingError,
+    TrainChangeError,
+    UnsupportedModelError,
+)
 from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
 from .rates import RateComparison, compare_rates
 from .report import Report
-from .rescaling.rescale import rescale_
-from .solvers import CoordinateDescent, ENorm, Exact, Solution, solve
+from .rescaling.rescale import Rescaling, rescale_
+from .solvers import CoordinateDescent, ENorm, Exact, Solution, Solver, solve
 from .symmetry.symmetry import Symmetry, find_symmetry
-from .teleport import teleport
+from .teleport import Teleportation, teleport
 
 __version__ = "0.1.0"
 
@@ -33,15 +40,22 @@ __all__ = [
     "CoordinateDescent",
     "Criterion",
     "Curvature",
+    "DivergedError",
     "ENorm",
     "EnergyRangeError",
     "Exact",
+    "MismatchError",
     "PathKernel",
+    "Prepared",
     "RateComparison",
     "Report",
+    "Rescaling",
     "RescalingError",
     "Solution",
+    "Solver",
     "Symmetry",
+    "Teleportation",
+    "TrainChangeError",
     "UnsupportedModelError",
     "compare_rates",
     "condition_",

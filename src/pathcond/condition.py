@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,26 @@ class Prepared:
 
     symmetry: Symmetry
     sample: Sample
+
+
+class ConditionOptions(TypedDict, total=False):
+    """Options of ``condition_`` that ``teleport`` passes on."""
+
+    other_inputs: Any
+    frozen: FrozenPolicy
+    exclude: str | Iterable[str]
+    calibrate: bool
+    max_log_scale: float | None
+    round_to_power_of_two: bool | None
+    approximate: bool
+    optimizer_state: str
+    copies: Iterable[nn.Module | Mapping[str, Tensor]]
+    verify: bool
+    tolerance: float | None
+    train_tolerance: float
+    group: Any
+    describe: bool
+    progress: Callable[[str], object]
 
 
 def prepare(

@@ -14,14 +14,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from .capture.models import require_supported
 from .capture.outputs import example_outputs
-from .condition import Prepared, condition_, prepare
+from .condition import ConditionOptions, Prepared, condition_, prepare
 from .criteria.criterion import PATH_KERNEL, Criterion
 from .distributed.ranks import Ranks, refuse_unclear
 from .errors import EnergyRangeError, MismatchError, RescalingError
@@ -36,6 +36,7 @@ from .wrappers import unwrap
 
 logger = logging.getLogger("pathcond")
 
+EXAMPLES = ("other_inputs", "exclude")  # for the capture, which is made once
 BETWEEN_STEPS = Exact(tolerance=1e-4)  # the next step moves the optimum by more than this
 WRAPPER_FILE = inspect.getfile(torch.optim.Optimizer)
 WARNINGS = 5  # of teleports that were left out, before they are only counted
@@ -53,7 +54,7 @@ def teleport(
     normalization: Normalization = "absorb",
     schedule: Callable[[int], bool] | None = None,
     on_teleport: Callable[[Report], object] = lambda report: None,
-    **options: Any,
+    **options: Unpack[ConditionOptions],
 ) -> Teleportation:
     """Condition a model again and again while it trains, without changing its function.
 
@@ -104,23 +105,21 @@ def teleport(
     """
     refuse_unfitting(solver, criterion, pace)
     _refuse_unusable(every, schedule, options)
-    optimizers, group, copies = (
-        listed(optimizer),
-        options.get("group"),
-        listed_copies(options.get("copies", ())),
-    )
+    optimizers = listed(optimizer)
+    group = options.get("group")
+    copies = listed_copies(options.get("copies", ()))
     require_supported(unwrap(model), sharded=isinstance(example_inputs, Prepared))
     refuse_unclear(model, group)
     ranks = Ranks.of(model, group)
     # What is asked of the capture; a second time it must be the same.
-    captured = {name: options.pop(name) for name in ("other_inputs", "exclude") if name in options}
-    settings = {
+    settings: dict[str, Any] = {
         "normalization": normalization,
         "approximate": options.get("approximate", False),
         "frozen": options.get("frozen", "keep"),
     }
+    examples = {name: options[name] for name in EXAMPLES if name in options}  # type: ignore[literal-required]
     with ranks.together():
-        prepared = prepare(model, example_inputs, **settings, **captured)
+        prepared = prepare(model, example_inputs, **settings, **examples)
         _compare(optimizers, model, copies)
         # inputs that do not fit fail now
         example_outputs(unwrap(model), prepared.symmetry.example_inputs, {}, training=False)
@@ -129,15 +128,16 @@ def teleport(
         "Symmetry",
         {"fingerprint": fingerprint, "num_units": torch.tensor(prepared.symmetry.num_units)},
     )
-    options = {"describe": False} | options | settings
-    options |= {
+    passed: dict[str, Any] = {"describe": False, **options, **settings}
+    passed = {name: value for name, value in passed.items() if name not in examples}
+    passed |= {
         "criterion": criterion,
         "pace": pace,
         "solver": solver,
         "optimizer": optimizers,
         "copies": copies,
     }
-    return Teleportation(model, prepared, every, schedule, on_teleport, options)
+    return Teleportation(model, prepared, every, schedule, on_teleport, passed)
 
 
 class Teleportation:
@@ -286,7 +286,7 @@ def _one_thread(model: nn.Module) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _refuse_unusable(every: Any, schedule: Any, options: dict[str, Any]) -> None:
+def _refuse_unusable(every: Any, schedule: Any, options: Mapping[str, Any]) -> None:
     if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ValueError(f'every={every!r}: give a number of steps, or "epoch"')
     if schedule is not None and not callable(schedule):
@@ -294,8 +294,7 @@ def _refuse_unusable(every: Any, schedule: Any, options: dict[str, Any]) -> None
             f"schedule={schedule!r}: give a function of the number of steps that "
             "says whether to teleport"
         )
-    own = {"model", "example_inputs", "criterion", "pace", "solver", "normalization", "optimizer"}
-    known = set(inspect.signature(condition_).parameters) - own
+    known = ConditionOptions.__annotations__.keys()
     unknown = options.keys() - known
     if unknown:
         raise TypeError(
