@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
     # a shell's background processes ignore it, and so would we
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    figure = sys.modules["tests.figure_for_tests"] = sys.modules[__name__]
-    figure.__name__ = "tests.figure_for_tests"
+    figure = sys.modules["tests.paper.figure_for_tests"] = sys.modules[__name__]
+    figure.__name__ = "tests.paper.figure_for_tests"
     with mock.patch.multiple(reproduction, FIGURES={"fake": "for tests"}, load=lambda name: figure):
         cli.main()

@@ -33,7 +33,7 @@ from pathcond_paper.sweep.watching import watching
 
 from . import figure_for_tests
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # This checkout, whichever is installed
 PATHS = os.pathsep.join((str(ROOT), str(ROOT / "src")))
 ALL = ["a-0", "a-1", "b-0", "b-1"]
@@ -191,7 +191,7 @@ def test_ray_starts_a_cluster_where_none_runs(folder: Folder) -> None:
     command = [
         sys.executable,
         "-m",
-        "tests.figure_for_tests",
+        "tests.paper.figure_for_tests",
         *folder.arguments,
         "--engine",
         "ray",
@@ -222,7 +222,7 @@ class TestInterruption:
         command = [
             sys.executable,
             "-m",
-            "tests.figure_for_tests",
+            "tests.paper.figure_for_tests",
             *folder.arguments,
             "--workers",
             "1",

@@ -1,5 +1,1 @@
-"""The command line."""
-
-from .commands import app, main
-
-__all__ = ["app", "main"]
+"""The command line; ``commands`` needs the extra "cli", ``exits`` nothing."""
