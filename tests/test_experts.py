@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import pathcond
 from pathcond.capture.outputs import output_change
 from pathcond.lifting.lifting import capture_sample
-from pathcond.opaque.around import stubs
+from pathcond.opaque import stubs
 from pathcond.reference import count_symmetries
 
 from .cases import Calls

@@ -67,7 +67,8 @@ def spellings(self: Any, x: Tensor) -> Tensor:
     written = h.clone()
     written[:, 1:3] = (h[:, 3:5] * self.scale).abs()
     last = torch.sub(-h[:, 5:], written[:, 4:].mean(1, keepdim=True) / 3, alpha=2)
-    return torch.cat([written, last], 1) @ self.v.t()
+    # What is overwritten is read once more: a unit that no output depends on keeps its scale.
+    return torch.cat([written, last, h[:, 1:2]], 1) @ self.v.t()
 
 
 def twice(self: Any, x: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         torch.randn(1, 2),
     ),
     "spellings": lambda: (
-        Calls(spellings, **bare(w=(2, 4), b=(4,), scale=(2,), v=(3, 7))),
+        Calls(spellings, **bare(w=(2, 4), b=(4,), scale=(2,), v=(3, 8))),
         torch.randn(1, 2),
     ),
     "used_twice": lambda: (

@@ -103,7 +103,7 @@ def stubs(model: nn.Module, recording: Recording) -> Iterator[dict[int, Site]]:
             number = next(_counter)
             own[number] = Site(module, spec, others, types)
             _recorded[number] = made
-            results = iter(torch.ops.pathcond.opaque.around(tensors, number))
+            results = iter(torch.ops.pathcond.opaque(tensors, number))
             return tree_map(
                 lambda leaf: next(results) if isinstance(leaf, Tensor) else leaf, returned
             )
