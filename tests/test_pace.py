@@ -239,8 +239,8 @@ def network() -> tuple[nn.Module, Tensor]:
         nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3)
     ).double()
     with torch.no_grad():
-        model[0].weight.mul_(4)
-        model[4].weight.mul_(0.3)
+        model[0].weight.mul_(10)
+        model[4].weight.mul_(0.1)
     return model, torch.randn(5, 3).double()
 
 

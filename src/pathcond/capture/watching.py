@@ -265,11 +265,10 @@ def _pads_with_zeros(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether a call pads with zeros, which fit every scale: it does not matter how many there
     are.
     """
-    return (
-        getattr(func, "__name__", "") == "pad"
-        and len(args) < 3
-        and not (kwargs.get("value") or "mode" in kwargs)
-    )
+    if getattr(func, "__name__", "") != "pad":
+        return False
+    given = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | kwargs
+    return given.get("mode", "constant") == "constant" and not given.get("value")
 
 
 def _calling_frame() -> FrameType | None:
