@@ -30,7 +30,7 @@ from torch.nn import functional as F
 import pathcond
 from pathcond import errors
 from pathcond.distributed import ranks, sharding
-from pathcond.lifting.lifting import lifting
+from pathcond.lifting import lifting
 from pathcond.rescaling import rescale
 
 STEPS = 12
