@@ -14,7 +14,7 @@ demo: $(RUNS)  ## Handwritten digits with and without conditioning, at tuned and
 	$(PYTHON) -m pathcond demo
 
 test: $(READY) lint  ## Linters, type checker, unit and model tests
-	$(PYTHON) -m pytest -n 2 -m "not zoo"
+	$(PYTHON) -m pytest -n 2 -m "not zoo and not slow" --durations=30
 
 test-all: $(READY) lint  ## The same with the whole model collection
 	$(PYTHON) -m pytest -n 2

@@ -545,6 +545,7 @@ def test_kinds_of_training(
     assert max(changes) < 1e-4
 
 
+@pytest.mark.slow
 def test_ten_thousand_steps_leak_nothing_and_drift_nowhere() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
