@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..criteria.norms import BalancedNorms
 from ..networks import mlp
 from ..rates import RateComparison, compare_rates
 
@@ -21,6 +22,7 @@ TRAINING_SHARE = 0.8
 METHODS: dict[str, Any] = {
     "as is": None,
     "conditioned": {},
+    "conditioned, balanced norms": {"criterion": BalancedNorms()},
 }
 
 
