@@ -123,3 +123,13 @@ def test_rules_are_real_operations() -> None:
 
 def test_public_names_exist() -> None:
     assert all(hasattr(pathcond, name) for name in pathcond.__all__)
+
+
+def test_the_api_pages_have_every_public_name() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    missing = [
+        name
+        for name in pathcond.__all__
+        if not re.search(rf"::: pathcond\.(\w+\.)?{name}\n", pages)
+    ]
+    assert not missing
