@@ -299,13 +299,7 @@ def bilinear(scales: Scales, input1: Any, input2: Any, weight: Any, bias: Any) -
 
 
 @rule(
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
+    *"conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split(),
     family=CONTRACTION,
 )
 def convolution(
@@ -350,14 +344,9 @@ def _letters(count: int) -> str:
 
 
 @energy(
-    "linear",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
+    *(
+        "linear conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"
+    ).split(),
 )
 def weighted_sum(energies: Energies, bias: Any) -> Tensor:
     """Weights lengthen the paths of what they read, biases start new ones: the op itself on

@@ -27,18 +27,13 @@ NO_SCALE = Family("Carries no scale", reads_parameters=True)
 WRITES = Family(
     "Writes: the target takes the scale of what is written", reads_parameters=True, selects=True
 )
+PASSING = tuple(
+    ("relu leaky_relu rrelu rrelu_with_noise abs neg dropout feature_dropout positive").split()
+)
 
 
 @rule(
-    "relu",
-    "leaky_relu",
-    "rrelu",
-    "rrelu_with_noise",
-    "abs",
-    "neg",
-    "dropout",
-    "feature_dropout",
-    "positive",
+    *PASSING,
     family=HOMOGENEOUS,
 )
 def homogeneous(scales: Scales, x: Any) -> Labels:
@@ -83,15 +78,7 @@ def clamp(
 
 
 @rule(
-    "sign",
-    "sgn",
-    "signbit",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "logical_not",
-    "any",
-    "all",
+    *"sign sgn signbit isnan isinf isfinite logical_not any all".split(),
     family=HOMOGENEOUS,
 )
 def sign(scales: Scales) -> Labels:
@@ -99,7 +86,10 @@ def sign(scales: Scales) -> Labels:
     return constant(scales.node.shape)
 
 
-@rule("add", "sub", "rsub", "maximum", "minimum", "fmax", "fmin", "lerp", "hypot", family=SUMS)
+@rule(
+    *"add sub rsub maximum minimum fmax fmin lerp hypot".split(),
+    family=SUMS,
+)
 def total(scales: Scales, x: Any, other: Any, end: Any, weight: Any) -> Labels:
     if end is not None:
         scales.pin(weight, "is an interpolation weight")
@@ -177,7 +167,10 @@ def power(scales: Scales, x: Any, exponent: Any) -> Labels:
     return scales.pin(x, "is raised to a power that is no multiple of 1/2")
 
 
-@rule("gelu", "silu", "elu", "celu", "selu", "mish", "softplus", "hardswish", family=SMOOTH)
+@rule(
+    *"gelu silu elu celu selu mish softplus hardswish".split(),
+    family=SMOOTH,
+)
 def smooth(scales: Scales, x: Any) -> Labels:
     if scales.approximate:
         return scales.labels(x)
@@ -187,30 +180,11 @@ def smooth(scales: Scales, x: Any) -> Labels:
 
 
 @rule(
-    "sigmoid",
-    "tanh",
-    "softmax",
-    "_softmax",
-    "log_softmax",
-    "_log_softmax",
-    "hardsigmoid",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "log_sigmoid",
-    "sin",
-    "cos",
-    "erf",
-    "round",
-    "floor",
-    "ceil",
-    "logsumexp",
-    "softshrink",
-    "hardshrink",
-    "atan",
-    "floor_divide",
-    "remainder",
+    *(
+        "sigmoid tanh softmax _softmax log_softmax _log_softmax hardsigmoid exp expm1 log log1p "
+        "log_sigmoid sin cos erf round floor ceil logsumexp softshrink hardshrink atan "
+        "floor_divide remainder"
+    ).split(),
     family=NONLINEAR,
 )
 def nonlinear(scales: Scales, x: Any, other: Any) -> Labels:
@@ -242,17 +216,10 @@ def full(scales: Scales, fill_value: Any) -> Labels:
 
 
 @rule(
-    "ones_like",
-    "new_ones",
-    "empty_like",
-    "new_empty",
-    "rand_like",
-    "randn_like",
-    "randint_like",
-    "new_empty_strided",
-    "uniform",
-    "exponential",
-    "random",
+    *(
+        "ones_like new_ones empty_like new_empty rand_like randn_like randint_like "
+        "new_empty_strided uniform exponential random"
+    ).split(),
     family=NO_SCALE,
 )
 def unscaled(scales: Scales) -> Labels:
@@ -282,23 +249,8 @@ NEAR_ZERO = 1e-8  # the gate f(x)/x of an activation at 0 is taken here
 
 
 @energy(
-    "relu",
-    "leaky_relu",
-    "rrelu",
-    "rrelu_with_noise",
-    "abs",
-    "neg",
-    "dropout",
-    "feature_dropout",
-    "positive",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "hardtanh",
-    "relu6",
-    "threshold",
-    "softshrink",
-    "hardshrink",
+    *PASSING,
+    *"clamp clamp_min clamp_max hardtanh relu6 threshold softshrink hardshrink".split(),
 )
 def unchanged(energies: Energies, x: Any) -> Tensor:
     """Homogeneous activations and clamps pass all paths on."""
@@ -312,7 +264,10 @@ def prelu_energy(energies: Energies, x: Any) -> Tensor:
     return energies.factor(x)
 
 
-@energy("gelu", "silu", "elu", "celu", "selu", "mish", "hardswish", "softplus", measures=True)
+@energy(
+    *"gelu silu elu celu selu mish hardswish softplus".split(),
+    measures=True,
+)
 def smooth_energy(energies: Energies, x: Any) -> Any:
     """As ReLU with approximate=True; otherwise f(x) = x · gate, with the gate frozen at its value
     on the example batch.

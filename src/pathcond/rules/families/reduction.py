@@ -44,7 +44,10 @@ def _reduced(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return Labels(ids, shape)
 
 
-@rule("sum", "mean", "amax", "amin", "nansum", "nanmean", "std", family=REDUCTION)
+@rule(
+    *"sum mean amax amin nansum nanmean std".split(),
+    family=REDUCTION,
+)
 def reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     return _reduced(scales, x, dim, keepdim)
 
@@ -213,15 +216,10 @@ def grid_sample(scales: Scales, input: Any, grid: Any) -> Labels:
 
 
 @energy(
-    "sum",
-    "cumsum",
-    "nansum",
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
+    *(
+        "sum cumsum nansum upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+        "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
+    ).split(),
 )
 def summed(energies: Energies) -> Tensor:
     """The op itself, run on the energies."""

@@ -197,13 +197,7 @@ def placed(energies: Energies) -> Tensor:
 
 
 @energy(
-    "index_put",
-    "index_copy",
-    "index_add",
-    "index_fill",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
+    *"index_put index_copy index_add index_fill scatter scatter_add scatter_reduce".split(),
     measures=True,
 )
 def scattered(

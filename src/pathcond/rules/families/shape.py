@@ -20,41 +20,18 @@ SHAPE = Family("Shape: executed on the labels", reads_parameters=True, selects=T
 PADDING = Family(
     "Padding: zeros fit any scale, other constants are fixed, copies pass on", selects=True
 )
+VIEWS = tuple(
+    (
+        "permute transpose t numpy_T adjoint mT squeeze unsqueeze expand expand_as slice select "
+        "narrow movedim moveaxis swapaxes swapdims diagonal unfold split split_with_sizes chunk "
+        "unbind tensor_split unsafe_split unsafe_chunk broadcast_to hsplit vsplit dsplit rot90"
+    ).split()
+)
 
 
 @rule(
-    "permute",
-    "transpose",
-    "t",
-    "numpy_T",
-    "adjoint",
-    "mT",
-    "squeeze",
-    "unsqueeze",
-    "expand",
-    "expand_as",
-    "slice",
-    "select",
-    "narrow",
-    "movedim",
-    "moveaxis",
-    "swapaxes",
-    "swapdims",
-    "diagonal",
-    "unfold",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unbind",
-    "tensor_split",
-    "unsafe_split",
-    "unsafe_chunk",
-    "broadcast_to",
+    *VIEWS,
     "view_as_real",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "rot90",
     family=SHAPE,
 )
 def view(scales: Scales, x: Any) -> Any:
@@ -69,14 +46,7 @@ def diagonal_matrix(scales: Scales, x: Any, offset: int, dim1: int, dim2: int) -
 
 
 @rule(
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "flatten",
-    "unflatten",
-    "view_as",
-    "reshape_as",
-    "ravel",
+    *"view reshape _unsafe_view flatten unflatten view_as reshape_as ravel".split(),
     family=SHAPE,
 )
 def reshape(scales: Scales, x: Any, dtype: Any) -> Any:
@@ -86,19 +56,10 @@ def reshape(scales: Scales, x: Any, dtype: Any) -> Any:
 
 
 @rule(
-    "contiguous",
-    "clone",
-    "detach",
-    "alias",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "lift",
-    "to",
-    "_to_copy",
-    "type_as",
-    "conj",
-    "resolve_conj",
-    "resolve_neg",
+    *(
+        "contiguous clone detach alias lift_fresh lift_fresh_copy lift to _to_copy type_as conj "
+        "resolve_conj resolve_neg"
+    ).split(),
     family=SHAPE,
 )
 def same(scales: Scales, x: Any) -> Any:
@@ -205,13 +166,10 @@ def pad(scales: Scales, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
 
 
 @rule(
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-    "_pad_circular",
+    *(
+        "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+        "replication_pad3d _pad_circular"
+    ).split(),
     family=PADDING,
 )
 def copy_pad(scales: Scales, x: Any, padding: Any, pad: Any) -> Labels:
@@ -243,85 +201,32 @@ def col2im(scales: Scales, x: Any, kernel_size: Any) -> Labels:
 
 
 @energy(
-    "permute",
-    "transpose",
-    "t",
-    "numpy_T",
-    "adjoint",
-    "mT",
-    "squeeze",
-    "unsqueeze",
-    "expand",
-    "expand_as",
-    "slice",
-    "select",
-    "narrow",
-    "movedim",
-    "moveaxis",
-    "swapaxes",
-    "swapdims",
-    "diagonal",
-    "unfold",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unbind",
-    "tensor_split",
-    "unsafe_split",
-    "unsafe_chunk",
-    "broadcast_to",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "cat",
-    "concat",
-    "concatenate",
-    "stack",
-    "roll",
-    "flip",
-    "repeat",
-    "tile",
-    "repeat_interleave",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "channel_shuffle",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-    "_pad_circular",
-    "im2col",
-    "col2im",
-    "rot90",
-    "diag_embed",
+    *VIEWS,
+    *(
+        "cat concat concatenate stack roll flip repeat tile repeat_interleave pixel_shuffle "
+        "pixel_unshuffle channel_shuffle reflection_pad1d reflection_pad2d reflection_pad3d "
+        "replication_pad1d replication_pad2d replication_pad3d _pad_circular im2col col2im "
+        "diag_embed"
+    ).split(),
 )
 def moved(energies: Energies) -> Any:
     """The op itself, run on the energies."""
     return energies.itself()
 
 
-@energy("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel")
+@energy(
+    *"view reshape _unsafe_view flatten unflatten view_as reshape_as ravel".split(),
+)
 def reshaped(energies: Energies, x: Any, dtype: Any) -> Any:
     """The op itself, run on the energies."""
     return FREEZE if dtype is not None else energies.summand(x).reshape(energies.node.shape)
 
 
 @energy(
-    "contiguous",
-    "clone",
-    "detach",
-    "alias",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "lift",
-    "to",
-    "_to_copy",
-    "type_as",
-    "conj",
-    "resolve_conj",
-    "resolve_neg",
+    *(
+        "contiguous clone detach alias lift_fresh lift_fresh_copy lift to _to_copy type_as conj "
+        "resolve_conj resolve_neg"
+    ).split(),
     measures=False,
 )
 def converted(energies: Energies, x: Any) -> Any:
