@@ -333,7 +333,7 @@ class TestOutputs:
         folder.complete()
         result = folder.run()
         assert result.exit_code == 0
-        assert 'pip install "pathcond[experiments]"' in result.stderr
+        assert 'pip install "pathcond-paper[experiments]"' in result.stderr
         assert "a-0 0.5" in result.stdout
         assert [path.name for path in folder.out.glob("[!.]*")] == ["fake.jsonl"]
 
@@ -528,7 +528,7 @@ class TestRefusals:
         monkeypatch.setitem(sys.modules, "ray", None)
         result = folder.run("--engine", "ray")
         assert result.exit_code == 2
-        assert 'pip install "pathcond[ray]"' in result.stderr
+        assert 'pip install "pathcond-paper[ray]"' in result.stderr
 
     def test_results_of_another_preset_or_version(self, folder: Folder) -> None:
         folder.complete()

@@ -84,7 +84,7 @@ def in_style(**options: Any) -> Iterator[None]:
         from matplotlib import rc_context
     except ImportError as error:
         raise ImportError(
-            'Figures need the "experiments" extra: pip install "pathcond[experiments]"'
+            'Figures need the "experiments" extra: pip install "pathcond-paper[experiments]"'
         ) from error
     with rc_context(RC | options):
         yield

@@ -69,18 +69,8 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class LogAxis:
-    """A logarithmic map from positive values to positions.
-
-    Attributes:
-        low, high: Values at its two ends.
-        start, stop: Their positions.
-    """
-
-    low: float
-    high: float
-    start: float
-    stop: float
+class LogAxis(Axis):
+    """A logarithmic map from positive values to positions."""
 
     def __call__(self, value: float) -> float:
         return self.start + (math.log(value) - math.log(self.low)) / math.log(

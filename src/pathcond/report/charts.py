@@ -105,7 +105,7 @@ def bands(
     return _drawn(draw) + _legend([curve.name for curve in curves], "line")
 
 
-def _height_axis(curves: Sequence[Band], start: float, stop: float) -> Axis | LogAxis:
+def _height_axis(curves: Sequence[Band], start: float, stop: float) -> Axis:
     """Logarithmic if all values are positive, then up to ten times the worst of the best: what blew
     up would flatten the rest.
     """
@@ -276,19 +276,17 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _vertical(x: Axis | LogAxis, tick: float, height: int) -> str:
+def _vertical(x: Axis, tick: float, height: int) -> str:
     line = _line("grid", x(tick), TOP, x(tick), height - BOTTOM)
     return line + f'<text class="tick" x="{x(tick):.1f}" y="{height - BOTTOM + 15}">{tick:g}</text>'
 
 
-def _label(x: Axis | LogAxis, height: int, text: str) -> str:
+def _label(x: Axis, height: int, text: str) -> str:
     middle = (x.start + x.stop) / 2
     return f'<text class="label" x="{middle:.0f}" y="{height - 6}">{escape(text)}</text>'
 
 
-def _frame(
-    canvas: Canvas, x: Axis | LogAxis, y: Axis | LogAxis, height: int, x_label: str, y_label: str
-) -> list[str]:
+def _frame(canvas: Canvas, x: Axis, y: Axis, height: int, x_label: str, y_label: str) -> list[str]:
     """Grid, ticks and labels; that of the vertical axis stands above it and needs no turning."""
     most = canvas.ticks + 3 * isinstance(x, LogAxis)
     parts = [_vertical(x, tick, height) for tick in x.ticks(most)]

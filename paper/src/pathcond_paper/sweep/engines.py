@@ -352,7 +352,7 @@ def cluster(
         import ray
     except ImportError as error:
         raise EngineError(
-            '--engine ray needs the "ray" extra: pip install "pathcond[ray]"'
+            '--engine ray needs the "ray" extra: pip install "pathcond-paper[ray]"'
         ) from error
     kind = _device(place.device)
     if kind.index is not None:
