@@ -3,6 +3,7 @@
 import math
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,22 @@ def test_the_api_pages_have_every_public_name() -> None:
         if not re.search(rf"::: pathcond\.(\w+\.)?{name}\n", pages)
     ]
     assert not missing
+
+
+def test_extras_that_messages_and_pages_name_exist() -> None:
+    projects = {
+        tomllib.loads(path.read_text())["project"]["name"]: path
+        for path in (ROOT / "pyproject.toml", ROOT / "paper" / "pyproject.toml")
+    }
+    texts = [*ROOT.glob("src/**/*.py"), *ROOT.glob("paper/**/*.py"), *ROOT.glob("docs/*.md")]
+    named = {
+        found
+        for path in texts
+        for found in re.findall(r'"([\w./-]+)\[(\w+)\]"', path.read_text())
+        if found[0] in (*projects, ".", "./paper")
+    }
+    assert ("pathcond", "cli") in named
+    for project, extra in named:
+        name = {".": "pathcond", "./paper": "pathcond-paper"}.get(project, project)
+        known = tomllib.loads(projects[name].read_text())["project"]["optional-dependencies"]
+        assert extra in known, f"{project}[{extra}]"
