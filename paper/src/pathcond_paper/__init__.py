@@ -30,6 +30,8 @@ FIGURES = {
     "convergence": "sweeps of coordinate descent against the true optimum (fig:bcd_convergence)",
     "smooth": "GELU and SiLU: change of the outputs, training (fig:gelu_silu, fig:cifar10_fc_gelu)",
     "criteria": "toy examples on which criteria coincide (sec:minequivalenceex)",
+    "tuned": "every method at its own best learning rate, beside a search over scales of layers "
+    "(no figure of the paper)",
     "table1": "parameters, hidden units and paths of the paper's networks (tab:architecture_stats)",
 }
 

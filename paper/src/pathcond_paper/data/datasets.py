@@ -70,17 +70,18 @@ LAYOUTS: dict[str, list[tuple[tuple[str, ...], dict[str, str]]]] = {
     ],
     "mnist": [(("MNIST/raw", "mnist", "."), MNIST), (("MNIST/raw", "mnist", "."), MNIST_GZIPPED)],
 }
-DATASETS = ("cifar10", "mnist", "digits", "two-moons")
+DATASETS = ("cifar10", "mnist", "digits", "two-moons", "python-help")
+CONTEXT = 64  # tokens of a piece of text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Images or points with their classes.
+    """Images or points with their classes, or text with the characters that come next.
 
     Attributes:
         name: One of ``DATASETS``.
         train, test: (inputs, classes): images uint8 (n, channels, height, width), points float32
-            (n, features); classes int64.
+            (n, features), text int64 (n, length); classes int64, of text (n, length).
     """
 
     name: str
@@ -179,4 +180,23 @@ def _two_moons() -> Dataset:
     return Dataset(name="two-moons", train=(x[:1000], y[:1000]), test=(x[1000:], y[1000:]))
 
 
-GENERATED: dict[str, Callable[[], Dataset]] = {"digits": _digits, "two-moons": _two_moons}
+def _python_help() -> Dataset:
+    """The text of Python's own ``help()``, ASCII characters as tokens, the last tenth for testing.
+
+    It comes with the interpreter (``pydoc_data``), and differs a little from version to version.
+    """
+    from pydoc_data.topics import topics
+
+    text = "".join(topics[name] for name in sorted(topics)).encode("ascii", "replace")
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    pieces = (len(tokens) - 1) // CONTEXT
+    x, y = (tokens[k : k + pieces * CONTEXT].view(pieces, CONTEXT) for k in (0, 1))
+    kept = pieces * 9 // 10
+    return Dataset(name="python-help", train=(x[:kept], y[:kept]), test=(x[kept:], y[kept:]))
+
+
+GENERATED: dict[str, Callable[[], Dataset]] = {
+    "digits": _digits,
+    "two-moons": _two_moons,
+    "python-help": _python_help,
+}

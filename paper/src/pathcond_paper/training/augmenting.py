@@ -32,15 +32,14 @@ class Shifts:
             mirrored = torch.randint(2, (steps, batch, 1), generator=generator)
             self.drawn[:, seed] = torch.cat([shifts, mirrored], -1).to(self.drawn.device)
 
-    def applied(self, x: Tensor, position: Tensor, seed_of_run: Tensor) -> Tensor:
-        """A batch for every run, (runs, batch, channels, height, width), shifted and mirrored.
+    def apply(self, x: Tensor, position: Tensor) -> Tensor:
+        """A batch for every seed, (seeds, batch, channels, height, width), shifted and mirrored.
 
         Args:
             x: The batches.
             position: Which step of the epoch it is, (1,).
-            seed_of_run: Which of the seeds each run has, (runs,).
         """
-        drawn = self.drawn.index_select(0, position)[0][seed_of_run]
+        drawn = self.drawn.index_select(0, position)[0]
         down, right, mirrored = drawn.unbind(-1)
         height, width = self.size
         rows = down[..., None] + torch.arange(height, device=x.device)
@@ -48,9 +47,9 @@ class Shifts:
         columns = torch.where(mirrored[..., None].bool(), columns.flip(0), columns)
         columns = right[..., None] + columns
         padded = F.pad(x, [MARGIN] * 4)
-        runs = torch.arange(x.shape[0], device=x.device)[:, None, None, None, None]
+        seeds = torch.arange(x.shape[0], device=x.device)[:, None, None, None, None]
         images = torch.arange(x.shape[1], device=x.device)[:, None, None, None]
         channels = torch.arange(x.shape[2], device=x.device)[:, None, None]
         return padded[
-            runs, images, channels, rows[:, :, None, :, None], columns[:, :, None, None, :]
+            seeds, images, channels, rows[:, :, None, :, None], columns[:, :, None, None, :]
         ]

@@ -4,10 +4,13 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor, nn
+
+from pathcond.condition import Prepared
 from pathcond.solvers import CoordinateDescent
 
 from ..figure import Preset
@@ -22,12 +25,31 @@ class Method:
         condition: Options of ``condition_`` before training; None to start as initialised.
         balance: After what an ENorm cycle runs, if at all.
         teleports: Whether to condition again every so many steps.
+        rescaling: In place of ``condition``, what gives the log-scales of a captured network under
+            "full".
+        layer_scales: In place of ``condition``, a log-scale for every group of units under "full".
+        as_rates: Leave the weights where they are, and give every one of them the learning rate
+            that makes plain SGD take the same steps.
+        data_dependent: Start from ``lsuv_`` instead, another function.
     """
 
     title: str
     condition: Mapping[str, Any] | None = None
     balance: Literal["step", "epoch"] | None = None
     teleports: bool = False
+    rescaling: Callable[[nn.Module, Prepared], Tensor] | None = None
+    layer_scales: Sequence[float] | None = None
+    as_rates: bool = False
+    data_dependent: bool = False
+
+    @property
+    def normalization(self) -> str | None:
+        """Under which the network is captured to be rescaled; None where it is not."""
+        if self.rescaling is not None or self.layer_scales is not None:
+            return "full"
+        if self.condition is None:
+            return None
+        return str(self.condition.get("normalization", "absorb"))
 
 
 AS_IN_PAPER = {"solver": CoordinateDescent(sweeps=10), "normalization": "paper", "calibrate": False}

@@ -30,6 +30,8 @@ class Optimizer(ABC):
         weight_decay: As torch's optimizer of the same name applies it.
         schedule: What the rates are multiplied by, over all steps.
         steps: How many there will be.
+        factors: What the rates of every parameter are multiplied by, in the shapes of the
+            parameters; None for 1 everywhere.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class Optimizer(ABC):
         weight_decay: float,
         schedule: Schedule,
         steps: int,
+        factors: Sequence[Tensor] | None = None,
     ) -> None:
         self.parameters = list(parameters)
         self.rates = rates
         self.weight_decay = weight_decay
         self.schedule = schedule
         self.steps = steps
+        self.factors = factors
         self.done = torch.zeros((), dtype=torch.float64, device=rates.device)
 
     def tensors(self) -> list[Tensor]:
@@ -56,7 +60,10 @@ class Optimizer(ABC):
         """Move the parameters by one step."""
         rates = self.rates * factor(self.schedule, self.done, self.steps)
         self.done += 1
-        self._move(gradients, [_along(rates, parameter) for parameter in self.parameters])
+        spread = [_along(rates, parameter) for parameter in self.parameters]
+        if self.factors is not None:
+            spread = [rate * own for rate, own in zip(spread, self.factors, strict=True)]
+        self._move(gradients, spread)
 
     @abstractmethod
     def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
@@ -68,7 +75,9 @@ class SGD(Optimizer):
 
     def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
         for parameter, gradient, rate in zip(self.parameters, gradients, rates, strict=True):
-            parameter.sub_(rate * (gradient + self.weight_decay * parameter))
+            if self.weight_decay:
+                gradient = gradient.add(parameter, alpha=self.weight_decay)
+            parameter.addcmul_(gradient, rate, value=-1)
 
 
 class Momentum(Optimizer):
@@ -84,8 +93,10 @@ class Momentum(Optimizer):
     def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
         parts = zip(self.parameters, gradients, rates, self.velocities, strict=True)
         for parameter, gradient, rate, velocity in parts:
-            velocity.mul_(MOMENTUM).add_(gradient + self.weight_decay * parameter)
-            parameter.sub_(rate * velocity)
+            velocity.mul_(MOMENTUM).add_(gradient)
+            if self.weight_decay:
+                velocity.add_(parameter, alpha=self.weight_decay)
+            parameter.addcmul_(velocity, rate, value=-1)
 
 
 class AdamW(Optimizer):
@@ -106,9 +117,10 @@ class AdamW(Optimizer):
         for parameter, gradient, rate, mean, square in parts:
             mean.lerp_(gradient, 1 - BETAS[0])
             square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-            parameter.mul_(1 - rate * self.weight_decay)
-            length = (square / square_share).sqrt().add_(EPSILON)
-            parameter.sub_(rate / mean_share * mean / length)
+            if self.weight_decay:
+                parameter.mul_(1 - rate * self.weight_decay)
+            length = square.sqrt().mul_(square_share.rsqrt()).add_(EPSILON)
+            parameter.addcmul_(torch.div(mean, length, out=length), rate / mean_share, value=-1)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "momentum": Momentum, "adamw": AdamW}

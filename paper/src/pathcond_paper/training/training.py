@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathcond.condition import Prepared, condition_, prepare
 from pathcond.rows import Job, Result
 from pathcond.symmetry.symmetry import find_symmetry
 from pathcond.teleport import Teleportation, teleport
@@ -28,21 +27,23 @@ from pathcond.teleport import Teleportation, teleport
 from ..data import Dataset, load
 from ..figure import Place, Progress
 from .augmenting import Shifts
-from .methods import METHODS, RATE, Method
-from .optimizers import OPTIMIZERS, Schedule
+from .methods import RATE
+from .optimizers import OPTIMIZERS
+from .recipe import Recipe, Run
 from .stack import Balance, Stack
+from .starting import Start, Starts
 
-Task = Literal["classify", "reconstruct"]
 EVALUATED_AT_ONCE = 2**17  # samples of all runs together, so that activations fit into memory
 WARM_UPS = 3  # steps before a CUDA graph is recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A data set on the device, channel by channel of mean 0 and variance 1 over the training part.
+    """A data set on the device; images and points channel by channel of mean 0 and variance 1 over
+    the training part.
 
     Attributes:
-        x, y: Training inputs (n, ...) and classes (n,).
+        x, y: Training inputs (n, ...) and classes, (n,), or of every token, (n, length).
         test_x, test_y: The same for testing.
     """
 
@@ -63,59 +64,12 @@ class Data:
             test_x[:test].to(device),
             test_y[:test].to(device),
         )
+        if x.dtype == torch.long:  # tokens
+            return cls(x=x, y=y, test_x=test_x, test_y=test_y)
         x, test_x = x.float(), test_x.float()
         over = [axis for axis in range(x.dim()) if axis != 1]
         mean, deviation = x.mean(over, keepdim=True), x.std(over, keepdim=True)
         return cls(x=(x - mean) / deviation, y=y, test_x=(test_x - mean) / deviation, test_y=test_y)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What differs between runs that are trained together.
-
-    Attributes:
-        method: A name among the recipe's methods.
-        learning_rate: The highest one, where it follows a schedule.
-        seed: Of the weights and of the batches.
-    """
-
-    method: str
-    learning_rate: float
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What runs that are trained together share.
-
-    Attributes:
-        build: Makes the network; its random weights come from the run's seed.
-        epochs, batch: How long, and how many samples a step.
-        task: "classify" (cross-entropy) or "reconstruct" the input (mean squared error).
-        teleport_every: Steps between the teleports of methods that make them.
-        fitted: Whether to evaluate on the training set too, after every epoch.
-        bfloat16: Whether to compute in bfloat16 on a GPU; weights stay float32.
-        approximate: Whether smooth activations are treated as ReLU.
-        optimizer: A name in ``OPTIMIZERS``.
-        weight_decay: As the optimizer of torch applies it.
-        schedule: How the learning rate changes over all steps.
-        augment: Whether to shift images by up to four pixels and to mirror half of them.
-        methods: Of the runs, by name.
-    """
-
-    build: Callable[[], nn.Module]
-    epochs: int
-    batch: int = 128
-    task: Task = "classify"
-    teleport_every: int = 1000
-    fitted: bool = False
-    bfloat16: bool = False
-    approximate: bool = False
-    optimizer: str = "sgd"
-    weight_decay: float = 0.0
-    schedule: Schedule = "fixed"
-    augment: bool = False
-    methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
 
 
 @dataclass
@@ -127,6 +81,7 @@ class Curves:
         fitted_loss, fitted_accuracy: Over the training set after the epoch, in eval mode.
         test_loss, test_accuracy: Over the test set.
         max_log_scale: Greatest |log λ| of the conditioning before training; 0 without.
+        layer_scales: Mean log λ of every group of units, likewise.
         left_out: Teleports that were refused because of the weights at that moment.
     """
 
@@ -137,6 +92,7 @@ class Curves:
     test_loss: list[float] = field(default_factory=list)
     test_accuracy: list[float] = field(default_factory=list)
     max_log_scale: float = 0.0
+    layer_scales: list[float] = field(default_factory=list)
     left_out: int = 0
 
     def to_dict(self) -> dict[str, object]:
@@ -154,7 +110,11 @@ class Curves:
 
 
 def train(
-    runs: Sequence[Run], recipe: Recipe, data: Data, progress: Progress = lambda share, what: None
+    runs: Sequence[Run],
+    recipe: Recipe,
+    data: Data,
+    progress: Progress = lambda share, what: None,
+    starts: Starts | None = None,
 ) -> list[Curves]:
     """Train runs together; deterministic for the same runs on the same device.
 
@@ -163,6 +123,7 @@ def train(
         recipe: What they share.
         data: On the device where to train.
         progress: Told the share of epochs done.
+        starts: From an earlier call with the same recipe, so that no network is conditioned twice.
 
     Returns:
         The curves, in the order of the runs.
@@ -176,7 +137,7 @@ def train(
         key=lambda i: {"step": 0, "epoch": 1, None: 2}[recipe.methods[runs[i].method].balance],
     )
     with _repeatable(data.x.device):
-        session = _Session([runs[i] for i in places], recipe, data)
+        session = _Session([runs[i] for i in places], recipe, data, starts)
         for epoch in range(recipe.epochs):
             session.epoch()
             progress((epoch + 1) / recipe.epochs, f"epoch {epoch + 1} of {recipe.epochs}")
@@ -187,9 +148,14 @@ def train(
 class _Session:
     """Runs in training."""
 
-    def __init__(self, runs: Sequence[Run], recipe: Recipe, data: Data) -> None:
+    def __init__(
+        self, runs: Sequence[Run], recipe: Recipe, data: Data, starts: Starts | None
+    ) -> None:
         self.runs, self.recipe, self.data, device = runs, recipe, data, data.x.device
-        models, self.curves, prepared = _started(runs, recipe, data)
+        starts = starts or Starts(recipe, data.x[: recipe.batch])
+        started = [starts.of(run.method, run.seed) for run in runs]
+        models = [start.model for start in started]
+        self.curves = [Curves(**start.told()) for start in started]
         self.stack = Stack(models)
         balanced = [recipe.methods[run.method].balance for run in runs]
         by_step, by_epoch = balanced.count("step"), balanced.count("epoch")
@@ -202,7 +168,7 @@ class _Session:
                     models[0], example, normalization="paper", approximate=recipe.approximate
                 )
             )
-        self.teleports = dict(self._teleports(prepared))
+        self.teleports = dict(self._teleports(starts))
 
         self.steps = len(data.x) // recipe.batch
         self.seeds = sorted({run.seed for run in runs})
@@ -220,34 +186,39 @@ class _Session:
             weight_decay=recipe.weight_decay,
             schedule=recipe.schedule,
             steps=self.steps * recipe.epochs,
+            factors=_stack_factors(started),
         )
         self.shifts = Shifts(data.x, self.order.shape) if recipe.augment else None
         changed = [*self.stack.tensors(), *self.optimizer.tensors(), self.position, self.sums]
         self.step = _recorded(self._step, changed) if device.type == "cuda" else self._step
 
-    def _teleports(self, prepared: dict[str, Prepared]) -> Iterator[tuple[int, Teleportation]]:
+    def _teleports(self, starts: Starts) -> Iterator[tuple[int, Teleportation]]:
         for i, run in enumerate(self.runs):
-            if self.recipe.methods[run.method].teleports:
+            method = self.recipe.methods[run.method]
+            if method.teleports:
+                if self.recipe.optimizer != "sgd":
+                    raise ValueError("Only plain SGD, which has no state to move, teleports here")
                 network = self.stack.network(i)
-                # plain SGD has no state to move
                 optimizer = torch.optim.SGD(network.parameters(), lr=run.learning_rate)
                 yield (
                     i,
                     teleport(
                         optimizer,
                         network,
-                        prepared["absorb"],
-                        every=self.recipe.teleport_every,
+                        starts.prepared(method),
+                        schedule=self.recipe.teleports_after,
                         approximate=self.recipe.approximate,
+                        **(method.condition or {}),
                     ),
                 )
 
     def _step(self) -> None:
         """One step of all runs."""
-        rows = self.order.index_select(0, self.position)[0][self.seed_of_run]  # (runs, batch)
+        rows = self.order.index_select(0, self.position)[0]  # (seeds, batch)
         x, y = self.data.x[rows], self.data.y[rows]
         if self.shifts:
-            x = self.shifts.applied(x, self.position, self.seed_of_run)
+            x = self.shifts.apply(x, self.position)
+        x, y = x[self.seed_of_run], y[self.seed_of_run]  # (runs, batch, ...)
         self.stack.train()
         with self._autocast():
             outputs = self.stack(x)
@@ -260,7 +231,7 @@ class _Session:
                 self.balance.cycle_(self.stack, self.by_step)
             self.sums[0] += losses
             if self.recipe.task == "classify":
-                self.sums[1] += (outputs.argmax(-1) == y).float().mean(-1)
+                self.sums[1] += (outputs.argmax(-1) == y).float().flatten(1).mean(-1)
             self.position += 1
 
     def epoch(self) -> None:
@@ -302,18 +273,20 @@ class _Session:
                     * self._losses(outputs, inputs.expand(len(self.runs), *inputs.shape), classes)
                 )
             if self.recipe.task == "classify":
-                total[1] += (outputs.argmax(-1) == classes).sum(-1) / len(x)
+                right = (outputs.argmax(-1) == classes).float().flatten(1).mean(-1)
+                total[1] += len(inputs) / len(x) * right
         return total
 
     def _losses(self, outputs: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Mean loss of every run, (runs,)."""
-        outputs = outputs.to(self.data.x.dtype)  # from bfloat16
+        if outputs.dtype == torch.bfloat16:
+            outputs = outputs.float()
         if self.recipe.task == "reconstruct":
             return (outputs - x.flatten(2)).square().mean((1, 2))
         y = y.expand(outputs.shape[:-1])
         return (
-            F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
-            .view(y.shape)
+            F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
+            .view(len(outputs), -1)
             .mean(-1)
         )
 
@@ -336,34 +309,21 @@ class _Session:
         return self.curves
 
 
-def _started(
-    runs: Sequence[Run], recipe: Recipe, data: Data
-) -> tuple[list[nn.Module], list[Curves], dict[str, Prepared]]:
-    """The networks as each method wants them before the first step; the architecture is captured
-    once per normalization.
-    """
-    models: list[nn.Module] = []
-    curves: list[Curves] = []
-    prepared: dict[str, Prepared] = {}
-    for run in runs:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(run.seed)
-            model = recipe.build().to(data.x.device)
-        options, curve = recipe.methods[run.method].condition, Curves()
-        if options is not None:
-            normalization, approximate = options.get("normalization", "absorb"), recipe.approximate
-            if normalization not in prepared:
-                example = data.x[: recipe.batch]
-                prepared[normalization] = prepare(
-                    model, example, normalization=normalization, approximate=approximate
-                )
-            report = condition_(model, prepared[normalization], approximate=approximate, **options)
-            curve.max_log_scale = (
-                float(report.log_scales.abs().max()) if len(report.log_scales) else 0.0
-            )
-        models.append(model)
-        curves.append(curve)
-    return models, curves, prepared
+def _stack_factors(started: Sequence[Start]) -> list[Tensor] | None:
+    """The factors of learning rates of all runs, parameter by parameter, if some run has any."""
+    if all(start.rate_factors is None for start in started):
+        return None
+    parameters = [dict(start.model.named_parameters()) for start in started]
+    factors = [start.rate_factors or {} for start in started]
+    return [
+        torch.stack(
+            [
+                given.get(name, torch.ones_like(own[name]))
+                for given, own in zip(factors, parameters, strict=True)
+            ]
+        ).detach()
+        for name in parameters[0]
+    ]
 
 
 def _recorded(step: Callable[[], None], changed: Sequence[Tensor]) -> Callable[[], None]:

@@ -1,0 +1,578 @@
+"""What conditioning gives once everybody has tuned the learning rate: every method at its own best
+one, by the test loss (no figure of the paper).
+
+Every method trains at a grid of rates in factors of two, for a fixed number of epochs with a cosine
+schedule; the grid grows until the best rate is not at its end. One seed chooses each method's rate;
+fresh seeds, at that rate and its neighbours, are what is reported. A search over one scale per
+layer (``training.searching``) is the most that rescaling whole layers can give, and the *share* of
+a method is how much of that gain it has:
+
+    share = (loss as is − loss) / (loss as is − loss searched)
+
+Networks marked as held out were looked at only once the default was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from pathcond.criteria.criterion import PathKernel
+from pathcond.criteria.norms import BalancedNorms
+from pathcond.curvature import Curvature
+from pathcond.networks import cifar_nv, mlp
+from pathcond.rows import Job, Result, Row
+
+from ..data import load
+from ..figure import Claim, Place, Preset, Progress
+from ..sweep.selection import deviation, mean, settings_of, where
+from ..training.candidates import blend, bound, by_rank
+from ..training.methods import AS_IN_PAPER, Method
+from ..training.networks import LanguageModel, VisionTransformer, resnet20
+from ..training.optimizers import Schedule
+from ..training.recipe import Recipe, Run, Task
+from ..training.searching import search
+from ..training.starting import Starts
+from ..training.training import Curves, Data, train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+CHOOSING = 0  # the seed by which rates are chosen
+EXTENSIONS = 4  # of the grid, by a factor of two each
+NEAR = 0.01  # above the least loss, as a share of it: what counts as near the best
+SEARCHED = ("searched", "searched-rates")
+METHODS: dict[str, Method] = {
+    "as-is": Method(title="as is"),
+    "paper": Method(title="ten sweeps, as in the paper", condition=AS_IN_PAPER),
+    "kernel-paper": Method(title="path kernel, exact, paper", condition={"normalization": "paper"}),
+    "kernel-absorb": Method(title="path kernel, exact, absorb", condition={}),
+    "kernel-gain": Method(title="path kernel, exact, gain", condition={"normalization": "gain"}),
+    "kernel-full": Method(title="path kernel, exact, full", condition={"normalization": "full"}),
+    "keep": Method(
+        title="path kernel, full, pace kept", condition={"normalization": "full", "pace": "keep"}
+    ),
+    "curvature": Method(
+        title="curvature, full", condition={"normalization": "full", "criterion": Curvature()}
+    ),
+    "norms": Method(
+        title="balanced norms, full",
+        condition={"normalization": "full", "criterion": BalancedNorms()},
+    ),
+    "norms-gain": Method(
+        title="balanced norms, gain",
+        condition={"normalization": "gain", "criterion": BalancedNorms()},
+    ),
+    "teleport": Method(
+        title="balanced norms, again after an epoch",
+        condition={"normalization": "full", "criterion": BalancedNorms()},
+        teleports=True,
+    ),
+    "rank": Method(title="curvature by stable rank, full", rescaling=by_rank()),
+    "blend": Method(title="half curvature, half norms, full", rescaling=blend()),
+    "bound": Method(title="curvature × squared norm, full", rescaling=bound(Curvature())),
+    "bound-kernel": Method(title="path kernel × squared norm, full", rescaling=bound(PathKernel())),
+    "lsuv": Method(title="LSUV (another function)", data_dependent=True),
+    "searched": Method(title="searched, one scale per layer"),
+    "searched-rates": Method(title="the same as rates of parameters", as_rates=True),
+}
+# Without normalization layers these are "kernel-full" and "norms".
+NEED_A_NORM = ("kernel-paper", "kernel-absorb", "kernel-gain", "norms-gain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A network, what it is trained on, and how.
+
+    Attributes:
+        title: For tables.
+        build: Makes the network.
+        dataset: Its name.
+        task, optimizer, schedule, weight_decay, augment, epochs, batch: As in ``Recipe``.
+        rates: The grid of learning rates.
+        normed: Whether it has normalization layers.
+        candidates: Of the search, in each of its rounds; 0 for none.
+        held_out: Whether it is kept from every choice.
+        train, test: Numbers of samples, None for all.
+        at_once: How many runs are trained together; convolutions run one by one.
+        methods: Which are tried; None for all that make a difference.
+    """
+
+    title: str
+    build: Callable[[], nn.Module]
+    dataset: str
+    task: Task = "classify"
+    optimizer: str = "sgd"
+    schedule: Schedule = "cosine"
+    weight_decay: float = 0.0
+    augment: bool = False
+    epochs: int = 10
+    batch: int = 128
+    rates: Sequence[float]
+    normed: bool = False
+    candidates: int = 0
+    held_out: bool = False
+    train: int | None = None
+    test: int | None = None
+    at_once: int = 700
+    methods: Sequence[str] | None = None
+
+    def tried(self) -> list[str]:
+        """The methods that are compared."""
+        left_out = set(() if self.normed else NEED_A_NORM)
+        left_out |= set() if self.candidates else set(SEARCHED)
+        # Teleports move no state, and rates of parameters are the same for plain SGD alone.
+        left_out |= set() if self.optimizer == "sgd" else {"teleport", "searched-rates"}
+        names = METHODS if self.methods is None else self.methods
+        return [name for name in names if name not in left_out]
+
+    def recipe(self, methods: Mapping[str, Method]) -> Recipe:
+        """How to train."""
+        return Recipe(
+            build=self.build,
+            epochs=self.epochs,
+            batch=self.batch,
+            task=self.task,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            weight_decay=self.weight_decay,
+            augment=self.augment,
+            bfloat16=self.at_once == 1,
+            methods=methods,
+            teleport_times=1,
+        )
+
+
+def _powers(lowest: int, highest: int) -> tuple[float, ...]:
+    """Powers of two.
+
+    >>> _powers(-2, 1)
+    (0.25, 0.5, 1.0, 2.0)
+    """
+    return tuple(2.0**k for k in range(lowest, highest + 1))
+
+
+SMALL = partial(mlp, (112, 16, 112), inputs=784, outputs=784)
+DEEP = partial(mlp, (1000, 500, 250, 30, 250, 500, 1000), inputs=784, outputs=784)
+DIGITS = partial(mlp, (9, 2, 9), inputs=64, outputs=64)
+CONVOLUTIONS = ("as-is", "kernel-absorb", "kernel-full", "norms", "bound-kernel")
+TRANSFORMERS = ("as-is", "kernel-absorb", "kernel-full", "keep", "norms", "bound-kernel")
+
+
+def _autoencoder(title: str, build: Callable[[], nn.Module], **options: Any) -> Setting:
+    return Setting(title=title, build=build, dataset="mnist", task="reconstruct", **options)
+
+
+def _images(title: str, build: Callable[[], nn.Module], **options: Any) -> Setting:
+    return Setting(title=title, build=build, dataset="cifar10", augment=True, **options)
+
+
+def _convolutions(title: str, build: Callable[[], nn.Module], **options: Any) -> Setting:
+    return _images(
+        title,
+        build,
+        optimizer="momentum",
+        weight_decay=5e-4,
+        epochs=6,
+        normed=True,
+        at_once=1,
+        methods=CONVOLUTIONS,
+        **options,
+    )
+
+
+SETTINGS: dict[str, Setting] = {
+    "ae-sgd": _autoencoder(
+        "autoencoder 784-112-16, SGD", SMALL, rates=_powers(-4, 9), candidates=384
+    ),
+    "ae-adam": _autoencoder(
+        "autoencoder 784-112-16, Adam",
+        SMALL,
+        optimizer="adamw",
+        rates=_powers(-13, -1),
+        candidates=384,
+    ),
+    "deep-ae-sgd": _autoencoder(
+        "autoencoder 784-1000-500-250-30, SGD", DEEP, rates=_powers(-4, 9), candidates=256
+    ),
+    "deep-ae-momentum": _autoencoder(
+        "autoencoder 784-1000-500-250-30, momentum",
+        DEEP,
+        optimizer="momentum",
+        rates=_powers(-7, 6),
+    ),
+    "deep-ae-adam": _autoencoder(
+        "autoencoder 784-1000-500-250-30, Adam",
+        DEEP,
+        optimizer="adamw",
+        rates=_powers(-15, -3),
+        candidates=256,
+    ),
+    "mlp-bn-sgd": _images(
+        "MLP with BatchNorm 3 × 500, SGD",
+        partial(mlp, batch_norm=True),
+        rates=_powers(-10, 3),
+        normed=True,
+        candidates=256,
+    ),
+    "mlp-sgd": _images("MLP 3 × 500, SGD", mlp, rates=_powers(-10, 2), candidates=256),
+    "funnel-momentum": _images(
+        "MLP 1000-300-100-30, momentum",
+        partial(mlp, (1000, 300, 100, 30)),
+        optimizer="momentum",
+        rates=_powers(-13, -1),
+        held_out=True,
+    ),
+    "cifar-ae-adam": Setting(
+        title="autoencoder 3072-512-64 on CIFAR-10, Adam",
+        build=partial(mlp, (512, 64, 512), outputs=3072),
+        dataset="cifar10",
+        task="reconstruct",
+        optimizer="adamw",
+        rates=_powers(-15, -3),
+        held_out=True,
+    ),
+    "cifar-nv": _convolutions(
+        "CIFAR-NV, momentum", partial(cifar_nv, bias=True), rates=_powers(-13, -2)
+    ),
+    "cifar-nv-norm": _convolutions(
+        "CIFAR-NV with a last BatchNorm, momentum",
+        partial(cifar_nv, final_norm=True),
+        rates=_powers(-11, 0),
+    ),
+    "resnet20": _convolutions("ResNet-20, momentum", resnet20, rates=_powers(-9, 2)),
+    "vit": _images(
+        "vision transformer, AdamW",
+        VisionTransformer,
+        optimizer="adamw",
+        weight_decay=0.05,
+        schedule="warm-up and cosine",
+        rates=_powers(-13, -4),
+        normed=True,
+        methods=TRANSFORMERS,
+        at_once=40,
+    ),
+    "language-model": Setting(
+        title="language model, AdamW",
+        build=LanguageModel,
+        dataset="python-help",
+        optimizer="adamw",
+        weight_decay=0.1,
+        schedule="warm-up and cosine",
+        batch=32,
+        epochs=10,
+        rates=_powers(-13, -4),
+        normed=True,
+        methods=TRANSFORMERS,
+        at_once=120,
+        held_out=True,
+    ),
+}
+QUICK: dict[str, Setting] = {
+    "digits-ae-sgd": Setting(
+        title="digits autoencoder 64-9-2, SGD",
+        build=DIGITS,
+        dataset="digits",
+        task="reconstruct",
+        epochs=20,
+        batch=64,
+        rates=_powers(-3, 6),
+        candidates=64,
+    ),
+    "digits-bn-momentum": Setting(
+        title="digits MLP with BatchNorm 32-8, momentum",
+        build=partial(mlp, (32, 8), inputs=64, batch_norm=True),
+        dataset="digits",
+        optimizer="momentum",
+        epochs=10,
+        batch=64,
+        rates=_powers(-9, 1),
+        normed=True,
+    ),
+}
+SMOKE = {
+    f"smoke-{name}": replace(
+        setting, epochs=2, rates=setting.rates[4:7], candidates=min(setting.candidates, 8)
+    )
+    for name, setting in QUICK.items()
+}
+BY_PRESET: dict[Preset, Mapping[str, Setting]] = {"smoke": SMOKE, "cpu": QUICK, "paper": SETTINGS}
+DATASETS: dict[Preset, tuple[str, ...]] = {
+    "smoke": (),
+    "cpu": (),
+    "paper": ("mnist", "cifar10"),
+}
+SEEDS: dict[Preset, int] = {"smoke": 2, "cpu": 4, "paper": 4}
+
+
+def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
+    """Every method with every seed; one seed more than those that are reported."""
+    return [
+        {"setting": name, "method": method, "seed": seed}
+        for name, setting in BY_PRESET[preset].items()
+        for method in setting.tried()
+        for seed in range(seeds or SEEDS[preset])
+    ]
+
+
+def together(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The runs of one setting."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job["setting"], []).append(job)
+    return list(groups.values())
+
+
+def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
+    """Let the first seed choose the rates, then train the others at them."""
+    methods = list(dict.fromkeys(job["method"] for job in jobs))
+    comparison = _Comparison(_setting(jobs[0]["setting"]), place, methods, progress)
+    comparison.choose()
+    yield from comparison.results(jobs, CHOOSING)
+    for seed in sorted({job["seed"] for job in jobs} - {CHOOSING}):
+        comparison.repeat(seed)
+    for seed in sorted({job["seed"] for job in jobs} - {CHOOSING}):
+        yield from comparison.results(jobs, seed)
+
+
+class _Comparison:
+    """Methods of one setting, each at its own rates."""
+
+    def __init__(
+        self, setting: Setting, place: Place, methods: Sequence[str], progress: Progress
+    ) -> None:
+        self.setting = setting
+        self.methods = methods
+        self.progress = progress
+        dataset = load(setting.dataset, place.data)
+        self.data = Data.of(dataset, place.device, train=setting.train, test=setting.test)
+        known = dict(METHODS)
+        if set(methods) & set(SEARCHED):
+            recipe = setting.recipe(METHODS)
+            found = search(recipe, self.data, setting.rates, setting.candidates, progress)
+            for method in SEARCHED:
+                known[method] = replace(METHODS[method], layer_scales=found.log_scales)
+        every = len(self.data.x) // setting.batch
+        self.recipe = replace(setting.recipe(known), teleport_every=every)
+        self.starts = Starts(self.recipe, self.data.x[: setting.batch])
+        self.curves: dict[Run, Curves] = {}
+
+    def choose(self) -> None:
+        """Train the choosing seed on the grid, and on more rates where the best is at an end."""
+        rates = {method: list(self.setting.rates) for method in self.methods}
+        for _ in range(1 + EXTENSIONS):
+            self._train(
+                [(method, rate, CHOOSING) for method in self.methods for rate in rates[method]]
+            )
+            for method, grid in rates.items():
+                best = self._best(method)
+                if best == min(grid):
+                    grid.append(best / 2)
+                if best == max(grid):
+                    grid.append(best * 2)
+
+    def repeat(self, seed: int) -> None:
+        """Train a fresh seed at every method's best rate and its neighbours."""
+        self._train(
+            [
+                (method, factor * self._best(method), seed)
+                for method in self.methods
+                for factor in (0.5, 1.0, 2.0)
+            ]
+        )
+
+    def results(self, jobs: Sequence[Job], seed: int) -> Iterator[tuple[Job, Result]]:
+        """What the runs of one seed came to, over the learning rate."""
+        for job in jobs:
+            if job["seed"] == seed:
+                runs = {
+                    run.learning_rate: curves
+                    for run, curves in self.curves.items()
+                    if run.method == job["method"] and run.seed == seed
+                }
+                yield job, _over_rates(dict(sorted(runs.items())))
+
+    def _best(self, method: str) -> float:
+        losses = {
+            run.learning_rate: _finite(curves.test_loss[-1])
+            for run, curves in self.curves.items()
+            if run.method == method and run.seed == CHOOSING
+        }
+        return min(losses, key=lambda rate: losses[rate])
+
+    def _train(self, wanted: Sequence[tuple[str, float, int]]) -> None:
+        runs = [Run(method=method, learning_rate=rate, seed=seed) for method, rate, seed in wanted]
+        runs = [run for run in runs if run not in self.curves]
+        for start in range(0, len(runs), self.setting.at_once):
+            part = runs[start : start + self.setting.at_once]
+            found = train(part, self.recipe, self.data, self.progress, self.starts)
+            self.curves.update(zip(part, found, strict=True))
+
+
+def _over_rates(runs: Mapping[float, Curves]) -> Result:
+    """The ends of several runs, by learning rate."""
+    ends = [_rounded(curves) for curves in runs.values()]
+    told = {"max_log_scale", "layer_scales"}
+    first = next(iter(runs.values())).to_dict()
+    return {
+        "learning_rate": list(runs),
+        **{name: [end[name] for end in ends] for name in ends[0]},
+        **{name: value for name, value in first.items() if name in told},
+    }
+
+
+def _rounded(curves: Curves) -> dict[str, float]:
+    """What a run came to after its last epoch; a loss that is not a number is infinite."""
+    return {
+        name: _finite(values[-1])
+        for name, values in curves.to_dict().items()
+        if isinstance(values, list) and name != "layer_scales"
+    }
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def _setting(name: str) -> Setting:
+    return {**SETTINGS, **QUICK, **SMOKE}[name]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A method at its own best rate.
+
+    Attributes:
+        rate: The best one, by the seed that chooses.
+        losses, accuracies: Of the fresh seeds at that rate.
+        width: Decades of rates at which the choosing seed comes near its best.
+        at_edge: Whether the best rate is the first or the last that was tried.
+        curve: Of the choosing seed, test loss by rate.
+    """
+
+    rate: float
+    losses: list[float]
+    accuracies: list[float]
+    width: float
+    at_edge: bool
+    curve: dict[float, float]
+
+    @property
+    def loss(self) -> float:
+        """Mean over the fresh seeds."""
+        return mean(self.losses)
+
+
+def tuned(rows: Sequence[Row], setting: str, method: str) -> Tuned | None:
+    """A method of a setting at its best rate; None where rows are missing."""
+    here = where(rows, setting=setting, method=method)
+    choosing = [row.result for row in here if row.job["seed"] == CHOOSING]
+    fresh = [row.result for row in here if row.job["seed"] != CHOOSING]
+    if not choosing or not fresh:
+        return None
+    curve = _by_rate(choosing[0], "test_loss")
+    rate = min(curve, key=lambda rate: curve[rate])
+    near = [tried for tried in curve if curve[tried] <= curve[rate] * (1 + NEAR)]
+    return Tuned(
+        rate=rate,
+        losses=[_by_rate(result, "test_loss")[rate] for result in fresh],
+        accuracies=[
+            _by_rate(result, "test_accuracy")[rate] for result in fresh if "test_accuracy" in result
+        ],
+        width=math.log10(max(near) / min(near)),
+        at_edge=rate in (min(curve), max(curve)),
+        curve=curve,
+    )
+
+
+def _by_rate(result: Result, name: str) -> dict[float, float]:
+    return dict(zip(result["learning_rate"], result[name], strict=True))
+
+
+def share(rows: Sequence[Row], setting: str, method: str) -> float | None:
+    """How much of the searched gain a method has; None where one of the three is missing, or the
+    search found nothing.
+    """
+    found = [tuned(rows, setting, name) for name in ("as-is", method, "searched")]
+    losses = [one.loss for one in found if one is not None]
+    if len(losses) < 3:
+        return None
+    as_is, ours, best = losses
+    return (as_is - ours) / (as_is - best) if best < as_is else None
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A block per setting: test loss and accuracy at the own best rate, the rate, the width, and
+    the share of the searched gain.
+    """
+    lines = ["Every method at its own best learning rate; mean ± deviation over fresh seeds"]
+    for name in settings_of(rows, "setting"):
+        setting = _setting(name)
+        held = " (held out)" if setting.held_out else ""
+        lines += ["", f"{setting.title}{held}"]
+        lines.append(
+            f"  {'':<38}{'test loss':>18}{'accuracy %':>16}{'rate':>10}{'decades':>9}{'share':>8}"
+        )
+        for method in METHODS:
+            found = tuned(rows, name, method)
+            if found is None:
+                continue
+            gained = share(rows, name, method)
+            accuracy = (
+                f"{100 * mean(found.accuracies):.1f} ± {100 * deviation(found.accuracies):.1f}"
+                if found.accuracies
+                else ""
+            )
+            rate = f"{found.rate:.3g}{'*' if found.at_edge else ''}"
+            lines.append(
+                f"  {METHODS[method].title:<38}"
+                f"{f'{found.loss:.4f} ± {deviation(found.losses):.4f}':>18}{accuracy:>16}"
+                f"{rate:>10}{found.width:>9.1f}"
+                f"{'' if gained is None else f'{gained:.0%}':>8}"
+            )
+    return "\n".join([*lines, "", "* at an end of the grid"])
+
+
+def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
+    """Test loss over the learning rate, a panel per setting; the best rate of each method is
+    marked.
+    """
+    from ..style import CYCLE, legend_below, panels
+
+    names = settings_of(rows, "setting")
+    columns = min(3, len(names)) or 1
+    drawing, axes = panels(max(1, -(-len(names) // columns)), columns)
+    dashes = ("-", "--", ":", "-.")
+    for panel, name in zip(axes, names, strict=False):
+        here = where(rows, setting=name)
+        top = 1.0
+        for at, (method, about) in enumerate(METHODS.items()):
+            found = tuned(here, name, method)
+            if found is None:
+                continue
+            finite = {rate: loss for rate, loss in found.curve.items() if math.isfinite(loss)}
+            colour, dash = CYCLE[at % len(CYCLE)], dashes[at // len(CYCLE)]
+            panel.plot([*finite], [*finite.values()], dash, color=colour, label=about.title)
+            panel.plot(found.rate, found.curve[found.rate], "o", color=colour)
+            top = found.curve[found.rate] if method == "as-is" else top
+        panel.set(
+            xscale="log",
+            xlabel="learning rate",
+            ylabel="test loss",
+            title=_setting(name).title,
+            ylim=(0.6 * top, 2.0 * top),
+        )
+    for panel in axes[len(names) :]:
+        panel.set_visible(False)
+    legend_below(drawing, axes)
+    return {"tuned": drawing}
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    """None: the paper compares at fixed rates."""
+    return []

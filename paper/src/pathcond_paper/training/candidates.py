@@ -1,0 +1,130 @@
+"""Criteria that were tried for the default, beside those of the library.
+
+    bound    log Σ_i E_i exp(−2 s_i) + log Σ_i θ_i² exp(2 s_i)
+
+is, up to constants, the logarithm of L·‖θ‖², by which gradient descent on a convex function of
+smoothness L is after k steps at most L‖θ − θ*‖²/2k above its minimum. A rescaling trades L for the
+distance, and this is the best trade: no weights have to be chosen. E is the curvature of
+``Curvature`` or diag(G).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pathcond.condition import Prepared
+from pathcond.criteria.criterion import Criterion
+from pathcond.criteria.norms import BalancedNorms
+from pathcond.criteria.problem import Problem
+from pathcond.curvature import Curvature
+from pathcond.lifting.lifting import diag_g
+from pathcond.solvers import Exact
+from pathcond.symmetry.symmetry import Symmetry
+
+Rescaling = Callable[[nn.Module, Prepared], Tensor]
+STEPS = 200  # of L-BFGS
+FARTHEST = 3.0  # of |log λ|
+SAMPLES = 64
+DIRECTIONS = 4
+
+
+def minimise(criterion: Criterion) -> Rescaling:
+    """Log-scales at the minimum of a criterion of the library."""
+
+    def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
+        symmetry = prepared.symmetry
+        g = diag_g(model, prepared.sample)
+        energies = criterion.energies(symmetry, g, model)
+        problem = criterion.problem(symmetry, energies)
+        return Exact(max_log_scale=FARTHEST).solve(problem).log_scales.cpu()
+
+    return rescaling
+
+
+def blend() -> Rescaling:
+    """Half way between curvature and balanced norms."""
+    parts = [minimise(Curvature()), minimise(BalancedNorms())]
+    return lambda model, prepared: torch.stack([part(model, prepared) for part in parts]).mean(0)
+
+
+def bound(criterion: Criterion) -> Rescaling:
+    """The minimum of the bound at the head of this module, E from a criterion."""
+
+    def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
+        symmetry = prepared.symmetry
+        E = criterion.energies(symmetry, diag_g(model, prepared.sample), model)
+        squares = {name: p.detach().double().square() for name, p in model.named_parameters()}
+        t = torch.zeros(symmetry.num_units, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([t], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+        def value() -> Tensor:
+            optimizer.zero_grad()
+            s = log_factors(symmetry, t)
+            sharp = sum((e * torch.exp(-2 * s(name, e))).sum() for name, e in E.items())
+            far = sum((q * torch.exp(2 * s(name, q))).sum() for name, q in squares.items())
+            loss: Tensor = torch.log(torch.as_tensor(sharp)) + torch.log(torch.as_tensor(far))
+            loss.backward()
+            return loss
+
+        optimizer.step(value)
+        return t.detach().clamp(-FARTHEST, FARTHEST)
+
+    return rescaling
+
+
+def by_rank() -> Rescaling:
+    """Curvature with the stable rank of every block, tr H_b / λ_b, as its weight."""
+
+    def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
+        symmetry = prepared.symmetry
+        energies = Curvature().energies(symmetry, diag_g(model, prepared.sample), model)
+        ranks = {
+            name: trace / float(energies[name].sum())
+            for name, trace in traces(model, symmetry.example_inputs[:SAMPLES]).items()
+            if name in energies and float(energies[name].sum()) > 0
+        }
+        energies = {name: energies[name] for name in ranks}
+        weights = {
+            name: max(ranks[name], 1.0) / max(int((values > 0).sum()), 1)
+            for name, values in energies.items()
+        }
+        problem = Problem.of(symmetry, energies, weights=weights)
+        return Exact(max_log_scale=FARTHEST).solve(problem).log_scales.cpu()
+
+    return rescaling
+
+
+def traces(model: nn.Module, example: Tensor) -> dict[str, float]:
+    """tr JᵀJ of every parameter, from |Jᵀu|² of random directions u in the space of outputs."""
+    parameters = dict(model.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+    statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    outputs = model(example)
+    found = dict.fromkeys(parameters, 0.0)
+    for _ in range(DIRECTIONS):
+        u = torch.randn(outputs.shape, generator=generator).to(outputs)
+        pulled = torch.autograd.grad(outputs, list(parameters.values()), u, retain_graph=True)
+        for name, gradient in zip(parameters, pulled, strict=True):
+            found[name] += float(gradient.square().sum()) / DIRECTIONS
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(statistics[name])
+    return found
+
+
+def log_factors(symmetry: Symmetry, t: Tensor) -> Callable[[str, Tensor], Tensor]:
+    """s = Kt of a parameter, by its name, on the device of a tensor; differentiable by t."""
+    moved = symmetry.class_matrix @ t
+
+    def s(name: str, like: Tensor) -> Tensor:
+        scaling = symmetry.scalings.get(name)
+        if scaling is None:
+            return torch.zeros((), dtype=t.dtype, device=like.device)
+        here = moved.to(like.device)
+        plus, minus = (ids.long().to(like.device) for ids in (scaling.plus, scaling.minus))
+        return here[plus] - here[minus]
+
+    return s
