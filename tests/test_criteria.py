@@ -64,7 +64,9 @@ class Gradients(Criterion):
         )
         return {name: gradient.double() ** 2 for name, gradient in zip(trained, found, strict=True)}
 
-    def weights(self, energies: Mapping[str, Tensor]) -> dict[str, float]:
+    def weights(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None
+    ) -> dict[str, float]:
         return {name: 1 / values.numel() for name, values in energies.items()}
 
 
@@ -115,7 +117,7 @@ def test_energies_follow_the_law(key: str, name: str, normalization: str) -> Non
     scales = 0.3 * torch.randn(symmetry.num_units, dtype=torch.float64)
     pathcond.rescale_(model, symmetry, scales, train_tolerance=None)
     after = criterion.energies(symmetry, diag_g(model, inputs), model)
-    factors, power = symmetry.factors(scales), criterion.problem(symmetry, before).power
+    factors, power = symmetry.factors(scales), criterion.problem(symmetry, before, model).power
     for parameter, values in before.items():
         expected = values * factors[parameter] ** -power
         torch.testing.assert_close(
@@ -128,8 +130,12 @@ class TestCurvature:
 
     @staticmethod
     def dense(
-        model: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor] | None
+        model: nn.Module,
+        x: Tensor,
+        loss: Callable[[Tensor], Tensor] | None,
+        of: Callable[[Tensor], Tensor] = torch.max,
     ) -> dict[str, float]:
+        """The largest eigenvalue of every block, or another function of its eigenvalues."""
         parameters = {name: p.detach() for name, p in model.named_parameters()}
         jacobians = jacrev(lambda values: functional_call(model, values, (x,)).flatten())(
             parameters
@@ -142,7 +148,7 @@ class TestCurvature:
         )
         blocks = {name: jacobian.flatten(1) for name, jacobian in jacobians.items()}
         return {
-            name: float(torch.linalg.eigvalsh(J.T @ hessian_of_loss @ J)[-1])
+            name: float(of(torch.linalg.eigvalsh(J.T @ hessian_of_loss @ J)))
             for name, J in blocks.items()
         }
 
@@ -192,13 +198,30 @@ class TestCurvature:
             else:
                 assert found[name] == pytest.approx(expected, rel=1e-5)
 
-    def test_over_common_scales_of_tensors_it_is_the_block_formula(self) -> None:
-        """W log Σ_b λ_b exp(−2 s_b) + 2 Σ_b √p_b s_b, with λ_b of the model in balance."""
+    @pytest.mark.parametrize("with_loss", [False, True])
+    def test_the_trace_is_the_mean_over_random_directions(
+        self, with_loss: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pathcond.curvature, "DIRECTIONS", 4000)
+        model, x = make("mlp")
+        labels = torch.tensor([0, 1, 1, 0, 1, 0])
+        loss = (lambda out: nn.functional.cross_entropy(out, labels)) if with_loss else None
+        symmetry = find_symmetry(model, x)
+        factors = symmetry.factors(torch.zeros(symmetry.num_units))
+        found = Curvature(loss=loss).traces(symmetry, model, list(diag_g(model, x)), factors)
+        for name, expected in self.dense(model, x, loss, torch.sum).items():
+            assert found[name] == pytest.approx(expected, rel=0.05)
+
+    @pytest.mark.parametrize("weight", ["rank", "size"])
+    def test_over_common_scales_of_tensors_it_is_the_block_formula(self, weight: str) -> None:
+        """W log Σ_b λ_b exp(−2 s_b) + 2 Σ_b √p_b s_b, with λ_b of the model in balance; stable
+        ranks in place of √p_b likewise.
+        """
         model, x = make("mlp")
         symmetry = find_symmetry(model, x)
         pathcond.rescale_(model, symmetry, balance_point(symmetry, model)[0])
-        criterion, g = Curvature(steps=40), diag_g(model, x)
-        problem = criterion.problem(symmetry, criterion.energies(symmetry, g, model))
+        criterion, g = Curvature(steps=40, weight=weight), diag_g(model, x)
+        problem = criterion.problem(symmetry, criterion.energies(symmetry, g, model), model)
         sharpest, sizes = (
             self.dense(model, x, None),
             {name: p.numel() for name, p in model.named_parameters()},
@@ -217,6 +240,10 @@ class TestCurvature:
         }
         total = sum(sharpest[name] * math.exp(-2 * s) for name, s in moves.items())
         weights = {name: math.sqrt(sizes[name]) for name in moves}
+        if weight == "rank":
+            factors = symmetry.factors(torch.zeros(symmetry.num_units))
+            traces = criterion.traces(symmetry, model, list(g), factors)
+            weights = {name: max(traces[name] / sharpest[name], 1.0) for name in moves}
         expected = sum(weights.values()) * math.log(total) + 2 * sum(
             weights[name] * s for name, s in moves.items()
         )
@@ -375,7 +402,9 @@ class TestOwnCriterion:
     @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
     def test_impossible_weights_are_refused(self, weight: float) -> None:
         class Bad(PathKernel):
-            def weights(self, energies: Mapping[str, Tensor]) -> dict[str, float]:
+            def weights(
+                self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None
+            ) -> dict[str, float]:
                 return dict.fromkeys(energies, weight)
 
         model, x = make("mlp")

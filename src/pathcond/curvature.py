@@ -3,27 +3,27 @@
     H = Jᵀ A J           Gauss-Newton matrix of the batch; J = ∂outputs/∂θ, A the Hessian of the
                          loss, or 1 without a loss
     λ_b = λ_max(H_bb)    of the block of one parameter tensor b, by a few steps of Lanczos
-    W, w                 w_b = √p_b, p_b the entries of b that count
+    w_b = tr H_bb / λ_b  its stable rank: how many directions are about as sharp as the sharpest
 
 λ_max(H) ≤ Σ_b λ_b ≤ tr H. The largest stable learning rate is set by λ_max(H), and the sum over
 blocks is a closer bound of it than the trace, which the path kernel stands for. Over scales that
 are common to whole tensors the criterion is
 
-    W · log Σ_b λ_b exp(−2 s_b) + 2 Σ_b √p_b s_b
+    W · log Σ_b λ_b exp(−2 s_b) + 2 Σ_b w_b s_b,     W = Σ_b w_b
 
-In units, λ_b is shared among the entries of b as diag(G) is, and w_b evenly: layers follow the
+In units, λ_b is shared among the p_b entries of b as diag(G) is, and w_b evenly: layers follow the
 curvature, and units within a layer the paths.
 
-    E_i = g_i · λ_b / Σ_{j ∈ b} g_j,     w_i = 1 / √p_b
+    E_i = g_i · λ_b / Σ_{j ∈ b} g_j,     w_i = w_b / p_b
 
-Under a rescaling g_i becomes g_i exp(−2 s_i), but λ_b / Σ_b g is the same only if s is the same for
-all of b. So this one number per tensor is measured at one rescaling of the model, the point of
-balance (``balance_point``), wherever the model stands:
+Under a rescaling g_i becomes g_i exp(−2 s_i), but λ_b / Σ_b g and w_b are the same only if s is the
+same for all of b. So these two numbers per tensor are measured at one rescaling of the model, the
+point of balance (``balance_point``), wherever the model stands:
 
     E_i = g_i · r_b,     r_b = λ_b / Σ_{j ∈ b} g_j at balance
 
-All rescalings of a model have the same r, so E becomes E exp(−2s) exactly and conditioning twice
-does nothing.
+All rescalings of a model have the same r and w, so E becomes E exp(−2s) exactly and conditioning
+twice does nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ from .symmetry.symmetry import Symmetry
 from .wrappers import unwrap
 
 SAMPLES = 64  # of the batch, where no loss has labels for all of them
+DIRECTIONS = 8  # for the trace; their mean is off by some percent
 ROUNDING = 1e-7  # of the largest eigenvalue: a remainder that is smaller ends the Lanczos steps
 # Times the precision of the computation, squared: a share of the largest λ_b below which it is zero
 # but for rounding, as for the biases in front of a BatchNorm.
@@ -75,11 +76,14 @@ class Curvature(Criterion):
         samples: Most samples of the batch to measure on, the first ones. Default: 64, or with a
             loss, whose labels belong to the whole batch, all of them.
         steps: Of Lanczos per parameter tensor; each costs about three backward passes.
+        weight: What share of the sharpness a tensor is to have: its stable "rank", which did best
+            where it was measured (docs/measured.md), or √p_b, by its "size".
     """
 
     loss: Callable[[Any], Tensor] | None = None
     samples: int | None = None
     steps: int = 6
+    weight: Literal["rank", "size"] = "rank"
 
     def __post_init__(self) -> None:
         if self.loss is not None and not callable(self.loss):
@@ -89,6 +93,8 @@ class Curvature(Criterion):
                 f"Curvature needs a sample and a step, not samples={self.samples} "
                 f"and steps={self.steps}"
             )
+        if self.weight not in ("rank", "size"):
+            raise ValueError(f'weight must be "rank" or "size", not {self.weight!r}')
 
     def energies(
         self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
@@ -112,9 +118,26 @@ class Curvature(Criterion):
             for name, values in g.items()
         }
 
-    def weights(self, energies: Mapping[str, Tensor]) -> dict[str, float]:
-        """1 / √p_b."""
-        return {name: max(int((values > 0).sum()), 1) ** -0.5 for name, values in energies.items()}
+    def weights(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None
+    ) -> dict[str, float]:
+        """rank_b / p_b, or 1 / √p_b."""
+        sizes = {name: max(int((values > 0).sum()), 1) for name, values in energies.items()}
+        if self.weight == "size":
+            return {name: size**-0.5 for name, size in sizes.items()}
+        model = unwrap(required(model, self))
+        factors = symmetry.factors(balance_point(symmetry, model)[0])
+        sharpest = {
+            name: float((values * factors[name].to(values.device) ** -2).sum())
+            for name, values in energies.items()
+        }
+        counting = [name for name, value in sharpest.items() if value > 0]
+        traces = self.traces(symmetry, model, counting, factors)
+        # no block is flatter than its sharpest direction, whatever the directions that were drawn
+        return {
+            name: max(traces[name] / sharpest[name], 1.0) / size if name in traces else 1.0
+            for name, size in sizes.items()
+        }
 
     def sharpest(
         self, symmetry: Symmetry, model: nn.Module, names: list[str], factors: Mapping[str, Tensor]
@@ -122,31 +145,10 @@ class Curvature(Criterion):
         """λ_b of some parameters, by name, of the model with every tensor multiplied by its
         factor.
         """
-        count = self.samples or (SAMPLES if self.loss is None else None)
-        inputs = (
-            symmetry.example_inputs
-            if count is None
-            else first_samples(model, symmetry.example_inputs, count)
-        )
         if not names:
             return {}
-        args, kwargs = tree_map(_computed, fresh_call(model, inputs))
-        values = _scaled(symmetry, model, factors)
-        blocks = {name: values[name].requires_grad_() for name in names}
-        with (
-            uninterrupted(),
-            isolated(model, training=False),
-            replaced(model, values),
-            _differentiable(),
-            interruptible(),
-        ):
-            outputs = _Outputs(model(*args, **kwargs), self.loss)
+        with self._measuring(symmetry, model, names, factors) as (outputs, blocks, again):
             starts = outputs.pulled(list(blocks.values()), outputs.random())
-
-            def again(name: str, value: Tensor) -> Any:
-                with replaced(model, {name: value}):
-                    return model(*args, **kwargs)
-
             found = {
                 name: self._largest(outputs, name, blocks[name], start, partial(again, name))
                 for name, start in zip(names, starts, strict=True)
@@ -155,6 +157,56 @@ class Curvature(Criterion):
             (NOTHING * torch.finfo(block.dtype).eps) ** 2 for block in blocks.values()
         ) * max(found.values())
         return {name: value if value > least else 0.0 for name, value in found.items()}
+
+    def traces(
+        self, symmetry: Symmetry, model: nn.Module, names: list[str], factors: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """tr H_bb of some parameters, likewise, from random directions u in the space of outputs:
+        the mean of (Jᵀu)·(JᵀAu) is the trace.
+        """
+        if not names:
+            return {}
+        found = dict.fromkeys(names, 0.0)
+        with self._measuring(symmetry, model, names, factors) as (outputs, blocks, _):
+            for seed in range(DIRECTIONS):
+                u = outputs.random(seed)
+                pulled = outputs.pulled(list(blocks.values()), u)
+                curved = pulled
+                if self.loss is not None:
+                    curved = outputs.pulled(list(blocks.values()), outputs.curved(u))
+                for name, a, b in zip(names, pulled, curved, strict=True):
+                    found[name] += _dot(a, b) / DIRECTIONS
+        return found
+
+    @contextmanager
+    def _measuring(
+        self, symmetry: Symmetry, model: nn.Module, names: list[str], factors: Mapping[str, Tensor]
+    ) -> Iterator[tuple[_Outputs, dict[str, Tensor], Callable[[str, Tensor], Any]]]:
+        """Call the model with every tensor multiplied by its factor: the outputs, the tensors of
+        these names, and what calls it again with another value of one of them.
+        """
+        count = self.samples or (SAMPLES if self.loss is None else None)
+        inputs = (
+            symmetry.example_inputs
+            if count is None
+            else first_samples(model, symmetry.example_inputs, count)
+        )
+        args, kwargs = tree_map(_computed, fresh_call(model, inputs))
+        values = _scaled(symmetry, model, factors)
+        blocks = {name: values[name].requires_grad_() for name in names}
+
+        def again(name: str, value: Tensor) -> Any:
+            with replaced(model, {name: value}):
+                return model(*args, **kwargs)
+
+        with (
+            uninterrupted(),
+            isolated(model, training=False),
+            replaced(model, values),
+            _differentiable(),
+            interruptible(),
+        ):
+            yield _Outputs(model(*args, **kwargs), self.loss), blocks, again
 
     def _largest(
         self,
@@ -232,9 +284,9 @@ class _Outputs:
             )
             self.slopes = list(slopes)
 
-    def random(self) -> list[Tensor]:
-        """The same random directions in the space of outputs every time."""
-        generator = torch.Generator().manual_seed(0)
+    def random(self, seed: int = 0) -> list[Tensor]:
+        """Random directions in the space of outputs, the same ones for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
         return [
             torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
             for out in self.tensors

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -75,6 +76,8 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
         yield "".join(
             f"    {line}\n" for command in figure.made.commands for line in command.splitlines()
         )
+    numbers = escape(load(figure.name).table(figure.rows))
+    yield f"<details><summary>All numbers</summary><pre>\n{numbers}\n</pre></details>\n"
 
 
 def _not_run(figures: list[Reproduction]) -> Iterator[str]:

@@ -59,18 +59,23 @@ class Criterion(ABC):
             model: The model, not to be changed.
         """
 
-    def weights(self, energies: Mapping[str, Tensor]) -> Mapping[str, Tensor | float] | None:
+    def weights(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None
+    ) -> Mapping[str, Tensor | float] | None:
         """w by parameter name, for every entry or one for all of them, positive; None for 1
-        everywhere.
+        everywhere. They must be the same for all rescalings of a model.
         """
         return None
 
-    def problem(self, symmetry: Symmetry, energies: Mapping[str, Tensor]) -> Problem:
+    def problem(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+    ) -> Problem:
         """F without bounds.
 
         Args:
             symmetry: Of the model.
             energies: From the method of that name.
+            model: For criteria whose weights look at it.
         """
         for name, values in energies.items():
             if tuple(values.shape) != tuple(symmetry.shapes[name]):
@@ -78,7 +83,7 @@ class Criterion(ABC):
                     f"The energies of {name} have shape {tuple(values.shape)}, not "
                     f"{tuple(symmetry.shapes[name])}"
                 )
-        return Problem.of(symmetry, energies, weights=self.weights(energies))
+        return Problem.of(symmetry, energies, weights=self.weights(symmetry, energies, model))
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,9 @@ class BalancedNorms(Criterion):
             if weight.dim() > 1 or any(sides[name][k] - taken[k] for k in range(2))
         }
 
-    def problem(self, symmetry: Symmetry, energies: Mapping[str, Tensor]) -> Problem:
+    def problem(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+    ) -> Problem:
         ones = Problem.of(
             symmetry, {name: torch.ones_like(values) for name, values in energies.items()}
         )

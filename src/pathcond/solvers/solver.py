@@ -44,7 +44,7 @@ class Solver(ABC):
         criterion: Criterion = PATH_KERNEL,
     ) -> Problem:
         """What it solves: the criterion of these energies, unless it has one of its own."""
-        return criterion.problem(symmetry, energies).within(bounds)
+        return criterion.problem(symmetry, energies, model).within(bounds)
 
     def objective(self, problem: Problem, log_scales: Tensor) -> float:
         """What it minimises, at log λ per unit, (num_units,)."""

@@ -144,7 +144,8 @@ class Sweep:
         if not missing:
             return  # also without the data and the device that they were made with
         for dataset in self.figure.DATASETS[self.preset]:
-            load_data(dataset, place.data)
+            if any(job.get("dataset", dataset) == dataset for job in missing):
+                load_data(dataset, place.data)
         module, tasks, failed = (
             cast(ModuleType, self.figure).__name__,
             self.figure.together(missing),

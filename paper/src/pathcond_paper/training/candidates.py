@@ -38,7 +38,7 @@ def minimise(criterion: Criterion) -> Rescaling:
         symmetry = prepared.symmetry
         g = diag_g(model, prepared.sample)
         energies = criterion.energies(symmetry, g, model)
-        problem = criterion.problem(symmetry, energies)
+        problem = criterion.problem(symmetry, energies, model)
         return Exact(max_log_scale=FARTHEST).solve(problem).log_scales.cpu()
 
     return rescaling
@@ -46,7 +46,7 @@ def minimise(criterion: Criterion) -> Rescaling:
 
 def blend() -> Rescaling:
     """Half way between curvature and balanced norms."""
-    parts = [minimise(Curvature()), minimise(BalancedNorms())]
+    parts = [minimise(Curvature(weight="size")), minimise(BalancedNorms())]
     return lambda model, prepared: torch.stack([part(model, prepared) for part in parts]).mean(0)
 
 
@@ -76,11 +76,15 @@ def bound(criterion: Criterion) -> Rescaling:
 
 
 def by_rank() -> Rescaling:
-    """Curvature with the stable rank of every block, tr H_b / λ_b, as its weight."""
+    """Curvature with stable ranks that are measured where the model stands, not in balance: another
+    minimum for every rescaling of a model.
+    """
 
     def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
         symmetry = prepared.symmetry
-        energies = Curvature().energies(symmetry, diag_g(model, prepared.sample), model)
+        energies = Curvature(weight="size").energies(
+            symmetry, diag_g(model, prepared.sample), model
+        )
         ranks = {
             name: trace / float(energies[name].sum())
             for name, trace in traces(model, symmetry.example_inputs[:SAMPLES]).items()

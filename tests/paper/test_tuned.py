@@ -1,0 +1,173 @@
+"""Figure tuned: its protocol, the search, the starts of methods, and the control."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pathcond.criteria.criterion import PathKernel
+from pathcond.lifting.lifting import diag_g
+from pathcond.networks import mlp
+from pathcond.rows import Row
+from pathcond_paper.data import load
+from pathcond_paper.figure import Place
+from pathcond_paper.figures import tuned
+from pathcond_paper.training.candidates import bound, log_factors
+from pathcond_paper.training.lsuv import lsuv_
+from pathcond_paper.training.methods import Method
+from pathcond_paper.training.networks import LanguageModel, VisionTransformer
+from pathcond_paper.training.recipe import Recipe, Run
+from pathcond_paper.training.searching import search
+from pathcond_paper.training.starting import Starts
+from pathcond_paper.training.training import Data, train
+
+BUILD = partial(mlp, (12, 3, 12), inputs=64, outputs=64)
+SCALES = (0.7, -0.4, 1.1)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Data:
+    return Data.of(load("digits"), "cpu", train=320, test=100)
+
+
+def recipe(**methods: Method) -> Recipe:
+    return Recipe(build=BUILD, epochs=2, batch=32, task="reconstruct", methods=methods)
+
+
+def row(setting: str, method: str, seed: int, losses: dict[float, float]) -> Row:
+    job = {"setting": setting, "method": method, "seed": seed}
+    return Row(
+        job=job, result={"learning_rate": [*losses], "test_loss": [*losses.values()]}, origin={}
+    )
+
+
+def test_rates_of_parameters_make_the_steps_of_a_rescaled_network(digits: Data) -> None:
+    """The control: for plain SGD it does not matter whether weights are moved or rates are."""
+    methods = {
+        "moved": Method(title="", layer_scales=SCALES),
+        "rates": Method(title="", layer_scales=SCALES, as_rates=True),
+        "as-is": Method(title=""),
+    }
+    double = replace(recipe(**methods), build=lambda: BUILD().double())
+    data = Data(
+        x=digits.x.double(), y=digits.y, test_x=digits.test_x.double(), test_y=digits.test_y
+    )
+    runs = [Run(method=method, learning_rate=0.3, seed=1) for method in methods]
+    moved, rates, as_is = train(runs, double, data)
+    assert moved.test_loss == pytest.approx(rates.test_loss, rel=1e-9)
+    assert moved.test_loss[-1] != pytest.approx(as_is.test_loss[-1], rel=1e-3)
+    assert moved.layer_scales == pytest.approx(SCALES)
+
+
+def test_every_start_but_lsuv_is_the_same_function(digits: Data) -> None:
+    starts = Starts(recipe(**tuned.METHODS), digits.x[:32])
+    before = starts.of("as-is", 3).model(digits.test_x)
+    for method in set(tuned.METHODS) - {"lsuv", *tuned.SEARCHED}:
+        start = starts.of(method, 3)
+        torch.testing.assert_close(start.model(digits.test_x), before, rtol=1e-4, atol=1e-4)
+        assert method == "as-is" or start.told()["max_log_scale"] > 0.1
+        assert starts.of(method, 3) is start  # conditioned once for all rates
+    assert not torch.allclose(starts.of("lsuv", 3).model(digits.test_x), before, atol=0.1)
+
+
+def test_lsuv_gives_every_layer_variance_one(digits: Data) -> None:
+    torch.manual_seed(0)
+    model = mlp((20, 10), inputs=64, batch_norm=True)
+    seen: list[float] = []
+    lsuv_(model, digits.x[:64])
+    assert torch.equal(model[2].running_mean, torch.zeros(20))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(
+                lambda module, args, out: seen.append(float(out.detach().std()))
+            )
+    model.train()(digits.x[:64])
+    assert seen == pytest.approx([1.0] * 3, rel=1e-3)
+
+
+def test_the_search_is_no_worse_than_leaving_the_network_as_it_is(digits: Data) -> None:
+    plain = recipe(**{"as-is": Method(title="")})
+    rates = (0.05, 0.1, 0.2)
+    found = search(plain, digits, rates, candidates=12)
+    methods = {"found": Method(title="", layer_scales=found.log_scales), **plain.methods}
+    runs = [Run(method="as-is", learning_rate=rate, seed=0) for rate in rates]
+    runs.append(Run(method="found", learning_rate=found.learning_rate, seed=0))
+    *as_is, best = (curves.test_loss[-1] for curves in train(runs, recipe(**methods), digits))
+    assert best < min(as_is)
+
+
+def test_the_grid_grows_until_the_best_rate_is_inside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = replace(tuned.SMOKE["smoke-digits-ae-sgd"], rates=(0.01, 0.02), candidates=0)
+    monkeypatch.setitem(tuned.SMOKE, "smoke-digits-ae-sgd", setting)
+    jobs = [
+        {"setting": "smoke-digits-ae-sgd", "method": "as-is", "seed": seed} for seed in (0, 1, 2)
+    ]
+    results = {
+        job["seed"]: result for job, result in tuned.run(jobs, Place(), lambda share, what: None)
+    }
+    rates = results[0]["learning_rate"]
+    assert rates == sorted(rates)
+    assert max(rates) == 0.02 * 2**tuned.EXTENSIONS  # slower than any good rate to begin with
+    best = min(rates, key=lambda rate: results[0]["test_loss"][rates.index(rate)])
+    assert results[1]["learning_rate"] == results[2]["learning_rate"] == [best / 2, best, 2 * best]
+
+
+def test_methods_are_told_at_the_best_of_three_rates() -> None:
+    rows = [
+        row("ae-sgd", "as-is", 0, {1.0: 0.5, 2.0: 0.4, 4.0: 0.404, 8.0: math.inf}),
+        row("ae-sgd", "as-is", 1, {1.0: 0.52, 2.0: 0.45, 4.0: math.inf}),
+        row("ae-sgd", "as-is", 2, {1.0: 0.54, 2.0: 0.43, 4.0: 0.3}),
+        row("ae-sgd", "norms", 0, {1.0: 0.3, 2.0: 0.4}),
+        row("ae-sgd", "norms", 1, {1.0: 0.36}),
+        row("ae-sgd", "searched", 0, {1.0: 0.3}),
+        row("ae-sgd", "searched", 1, {1.0: 0.34}),
+    ]
+    found = tuned.tuned(rows, "ae-sgd", "as-is")
+    assert found is not None
+    assert (found.rate, found.losses) == (2.0, [0.45, 0.43])
+    assert found.width == pytest.approx(math.log10(2))  # 0.404 is within 1 % of 0.4
+    assert tuned.share(rows, "ae-sgd", "norms") == pytest.approx((0.44 - 0.36) / (0.44 - 0.34))
+    assert tuned.share(rows, "ae-sgd", "lsuv") is None
+    assert "80%" in tuned.table(rows)
+    assert tuned.plot(rows)["tuned"].axes
+
+
+def test_the_bound_is_least_where_it_says(digits: Data) -> None:
+    starts = Starts(recipe(bound=Method(title="", rescaling=bound(PathKernel()))), digits.x[:32])
+    model = starts.of("bound", 0).model
+    symmetry = starts.prepared(starts.recipe.methods["bound"]).symmetry
+    g = {name: values.double() for name, values in diag_g(model, digits.x[:32]).items()}
+    squares = {name: p.detach().double().square() for name, p in model.named_parameters()}
+
+    def value(t: Tensor) -> float:
+        s = log_factors(symmetry, t)
+        sharp = sum(float((e * torch.exp(-2 * s(name, e))).sum()) for name, e in g.items())
+        far = sum(float((q * torch.exp(2 * s(name, q))).sum()) for name, q in squares.items())
+        return math.log(sharp) + math.log(far)
+
+    here = value(torch.zeros(symmetry.num_units, dtype=torch.float64))
+    for _ in range(10):
+        assert value(0.1 * torch.randn(symmetry.num_units, dtype=torch.float64)) > here
+
+
+@pytest.mark.parametrize("build", [VisionTransformer, LanguageModel])
+def test_stacked_transformers_are_those_by_themselves(build: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    small = partial(build, width=12, depth=1, heads=2)
+    x = torch.randn(4, 3, 32, 32) if build is VisionTransformer else torch.randint(128, (4, 64))
+    y = torch.randint(10, (4,)) if build is VisionTransformer else torch.randint(128, (4, 64))
+    data = Data(x=x, y=y, test_x=x, test_y=y)
+    together = Recipe(build=small, epochs=1, batch=4, methods={"as-is": Method(title="")})
+    runs = [Run(method="as-is", learning_rate=0.0, seed=seed) for seed in (0, 1)]
+    for run, curves in zip(runs, train(runs, together, data), strict=True):
+        torch.manual_seed(run.seed)
+        outputs = small()(x)
+        loss = nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
+        assert curves.test_loss[-1] == pytest.approx(loss.item(), rel=1e-4)
