@@ -167,10 +167,15 @@ def plain(value: Any) -> Any:
 # -- places in the user's code ---------------------------------------------------------------------
 
 
+CALLER = "trace_graph"  # the function that calls the model
+
+
 def frames() -> Iterable[FrameType]:
-    """The frames that led here, innermost first, without torch's dispatcher and this tracer."""
+    """The frames that led here, innermost first, without torch's dispatcher and this tracer; up to
+    the call of the model.
+    """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_name != CALLER:
         name = frame.f_code.co_filename
         if name not in PLUMBING and name not in OWN:
             yield frame

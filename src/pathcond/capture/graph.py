@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap, wrapped
@@ -28,7 +28,7 @@ from .exporting import export_graph
 from .isolation import isolated, quiet, replaced
 from .models import as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
-from .tracing import trace_graph
+from .tracing import UnknownTensorError, all_tensors, trace_graph
 from .usable import require_usable
 
 __all__ = [
@@ -47,7 +47,10 @@ __all__ = [
     "wrapped",
 ]
 
-Way = Literal["export", "trace"]
+# torch.export; a run on real values, with gradients as in training, or without
+Way = Literal["export", "run", "trace"]
+LARGEST_BATCH = 2**20  # numbers in the inputs up to which a run costs less than torch.export
+LARGEST_MODEL = 2**27  # and in the parameters, of which a run needs copies
 
 
 def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
@@ -121,25 +124,41 @@ class _Capture:
         self.training = training
         self.watched = watched
         self.drawn: list[tuple[str, int]] = []
+        self._existing: dict[int, Tensor] | None = None
         self._way: Way = "export"
         self._replace = False
 
     def first(self) -> Graph:
-        """torch.export if it can; else with single draws as constants; else on real values."""
-        graph, exported = self._tried("export", replace=False)
-        if graph is None and self._torch_draws:
-            graph, _ = self._tried("export", replace=True)
-        if graph is None:
-            graph, traced = self._tried("trace", replace=False)
+        """The way that costs less, else the other one; each, where it fails, once more with single
+        draws as constants.
+        """
+        errors: dict[Way, Exception | None] = {}
+        for way in self._ways():
+            graph, errors[way] = self._tried(way, replace=False)
             if graph is None and self._torch_draws:
-                graph, traced = self._tried("trace", replace=True)
-        if graph is None:
-            assert exported is not None
-            assert traced is not None
-            raise capture_error(
-                self.model, training=self.training, exported=exported, traced=traced
-            ) from traced
-        return graph
+                graph, again = self._tried(way, replace=True)
+                errors[way] = errors[way] if way == "export" else again
+            if graph is not None:
+                return graph
+        exported, traced = errors["export"], errors["trace"]
+        assert exported is not None
+        assert traced is not None
+        raise capture_error(
+            self.model, training=self.training, exported=exported, traced=traced
+        ) from traced
+
+    def _ways(self) -> tuple[Way, ...]:
+        """A run on real values takes a third of the time of torch.export, unless the model or its
+        batch is large: then it is better not run at all.
+        """
+        given = [leaf for leaf in tree_leaves(as_call(self.inputs)) if isinstance(leaf, Tensor)]
+        owned = [*self.model.parameters(), *self.model.buffers()]
+        small = (
+            sum(tensor.numel() for tensor in given) <= LARGEST_BATCH
+            and sum(tensor.numel() for tensor in owned) <= LARGEST_MODEL
+            and not any(tensor.is_meta for tensor in owned)
+        )
+        return ("run", "export", "trace") if small else ("export", "trace")
 
     def again(self, plan: Plan) -> Graph:
         """The graph under other draws, the same way as the first one."""
@@ -150,8 +169,11 @@ class _Capture:
         self._torch_draws = 0
         try:
             return self._run(way, Plan(), replace=replace), None
+        except UnknownTensorError:
+            self._existing = all_tensors()
         except Exception as error:
             return None, error
+        return self._tried(way, replace=replace)
 
     def _run(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
         model, training = self.model, self.training
@@ -167,10 +189,19 @@ class _Capture:
             scalars = ScalarDraws(plan, replace=replace)
             args, kwargs = self._call(way)
             try:
-                run = export_graph if way == "export" else trace_graph
-                graph = run(
-                    model, args, kwargs, training=training, draws=_both(scalars, self.watched())
-                )
+                draws = _both(scalars, self.watched())
+                if way == "export":
+                    graph = export_graph(model, args, kwargs, training=training, draws=draws)
+                else:
+                    graph = trace_graph(
+                        model,
+                        args,
+                        kwargs,
+                        training=training,
+                        draws=draws,
+                        existing=self._existing,
+                        gradients=way == "run",
+                    )
             finally:
                 self._torch_draws = scalars.count
             self.drawn = from_everywhere.drawn()
@@ -179,7 +210,7 @@ class _Capture:
         return graph
 
     def _call(self, way: Way) -> tuple[tuple, dict[str, Any]]:
-        if way == "trace":
+        if way != "export":
             return fresh_call(self.model, self.inputs)
         args, kwargs = as_call(self.inputs)
         if any(parameter.is_meta for parameter in self.model.parameters()):

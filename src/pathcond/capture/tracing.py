@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,8 @@ def trace_graph(
     *,
     training: bool,
     draws: AbstractContextManager[Any],
+    existing: Mapping[int, Tensor] | None = None,
+    gradients: bool = False,
 ) -> Graph:
     """Run one call and note what it computes; the model is bit for bit what it was.
 
@@ -115,8 +118,13 @@ def trace_graph(
         training: That mode.
         draws: Entered while the model runs: sees every call first, to count or replace random
             numbers.
+        existing: All tensors that there are (``all_tensors``), where the model uses some that are
+            neither its own nor made by a call.
+        gradients: Whether autograd may be on, as in training. Without it, models may write into
+            their parameters.
 
     Raises:
+        UnknownTensorError: There are such tensors, and ``existing`` is not given.
         UnsupportedModelError: It decides by values that depend on inputs or weights, or computes a
             tensor in a way that cannot be seen.
     """
@@ -131,9 +139,10 @@ def trace_graph(
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     # Operations may write into the inputs, which are needed once more where a buffer decides.
     unwritten = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, (args, kwargs))
-    trace = _Trace(model, args, kwargs, {**copies, **buffers})
-    with attributes_kept(model), replaced(model, {**copies, **buffers}), torch.no_grad():
-        with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws:
+    trace = _Trace(model, args, kwargs, {**copies, **buffers}, existing)
+    grad_mode = contextlib.nullcontext() if gradients else torch.no_grad()
+    with attributes_kept(model), replaced(model, {**copies, **buffers}), grad_mode:
+        with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws, _written_out():
             result = model(*args, **kwargs)
         trace.note_reassigned(model)
     if trace.decided_by and not training:
@@ -149,6 +158,28 @@ def trace_graph(
         varying=frozenset(trace.varying),
         called=called_parameters(trace.nodes),
     )
+
+
+@contextlib.contextmanager
+def _written_out() -> Iterator[None]:
+    """Attention and encoder layers as torch writes them out, not as one fused operation."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class UnknownTensorError(Exception):
+    """The model uses a tensor of which it is not known whether it was there before the call."""
+
+
+def all_tensors() -> dict[int, Tensor]:
+    """Every tensor of the process by its id: attributes, globals, what functions close over. It
+    takes longer than most calls.
+    """
+    return {id(o): o for o in gc.get_objects() if issubclass(type(o), Tensor)}
 
 
 def _buffers_written_in_train_mode(
@@ -180,7 +211,12 @@ class _Trace:
     """What is known of every tensor of one call, and the calls so far."""
 
     def __init__(
-        self, model: nn.Module, args: tuple, kwargs: dict[str, Any], copies: dict[str, Tensor]
+        self,
+        model: nn.Module,
+        args: tuple,
+        kwargs: dict[str, Any],
+        copies: dict[str, Tensor],
+        existing: Mapping[int, Tensor] | None,
     ) -> None:
         self.nodes: list[Node] = []
         self.checked: list[Node] = []
@@ -192,10 +228,10 @@ class _Trace:
         self.literal = False
         self.sized = False
         self.modules = {id(module): name for name, module in model.named_modules()}
+        self._named: Counter[str] = Counter()
         self._node = WeakTensorKeyDictionary()
         self._origins = WeakTensorKeyDictionary()
-        # Tensors that were there before: attributes of modules, globals, what functions close over.
-        self._existing = {id(o): o for o in gc.get_objects() if issubclass(type(o), Tensor)}
+        self._existing = existing
         self._copies = copies
         self._add_leaves(model, args, kwargs)
 
@@ -244,6 +280,11 @@ class _Trace:
 
     # -- what is known of a tensor -----------------------------------------------------------------
 
+    def name(self, op: str) -> str:
+        """The next name of a node, as torch.export numbers them: ``linear``, ``linear_1``."""
+        self._named[op] += 1
+        return op if self._named[op] == 1 else f"{op}_{self._named[op] - 1}"
+
     def add(self, node: Node) -> Node:
         self.nodes.append(node)
         return node
@@ -268,6 +309,8 @@ class _Trace:
                 f"the model uses torch.vmap or another transform of torch.func at {user_line()}: "
                 "write the batched computation out (torch.bmm, torch.einsum)"
             )
+        if self._existing is None:
+            raise UnknownTensorError
         if id(tensor) not in self._existing:
             raise UnsupportedModelError(
                 f"a tensor of shape {tuple(tensor.shape)} at {user_line()} was made in a way "
@@ -276,7 +319,7 @@ class _Trace:
                 "it by "
                 "torch.tensor or torch.as_tensor, or outside of forward"
             )
-        name = f"constant_{len(self.nodes)}"
+        name = self.name("constant")
         self.know(tensor, self.constant(name, tensor), Origins(buffers={name}, memory=name))
 
     def constant(self, name: str, tensor: Tensor) -> Node:
@@ -349,7 +392,7 @@ class _Trace:
         as_nodes = tree_map(lambda a: self.node(a) if isinstance(a, Tensor) else a, (args, kwargs))
         node = self.add(
             Node(
-                name=f"{op_name(func)}_{len(self.nodes)}",
+                name=self.name(op_name(func)),
                 op=op_name(func),
                 target=func,
                 args=as_nodes[0],
@@ -372,7 +415,7 @@ class _Trace:
         for position, part in enumerate(result if isinstance(result, (list, tuple)) else ()):
             if isinstance(part, Tensor):
                 picked = Node(
-                    name=f"getitem_{len(self.nodes)}",
+                    name=self.name("getitem"),
                     op="getitem",
                     target=operator.getitem,
                     args=(node, position),
@@ -406,7 +449,7 @@ class _Trace:
                 copy = self._copies[name]
                 self.add(
                     Node(
-                        name=f"copy_{len(self.nodes)}",
+                        name=self.name("copy"),
                         op="copy",
                         target=torch.ops.aten.copy_.default,
                         args=(self.node(copy), self.node(new)),
@@ -495,7 +538,7 @@ class _Calls(SchemaCheckMode):
                 "values cannot be "
                 "followed: use torch.tensor or torch.as_tensor"
             )
-        name = f"lifted_tensor_{len(self.trace.nodes)}"
+        name = self.trace.name("lifted_tensor")
         self.trace.know(tensor, self.trace.constant(name, tensor.detach().clone()), Origins())
         return tensor
 
