@@ -14,10 +14,10 @@ demo: $(RUNS)  ## Handwritten digits with and without conditioning, at tuned and
 	$(PYTHON) -m pathcond demo
 
 test: $(READY) lint  ## Linters, type checker, unit and model tests
-	$(PYTHON) -m pytest -n 2 -m "not zoo and not slow" --durations=30
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not zoo and not slow" --durations=30
 
 test-all: $(READY) lint  ## The same with the whole model collection
-	$(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest -n 2 --dist worksteal
 
 DEVICE ?= cpu
 zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md (DEVICE=cuda is quicker)

@@ -13,8 +13,8 @@ QUICK = """
 torchvision:mobilenet_v3_small torchvision:shufflenet_v2_x0_5
 torchvision:googlenet torchvision:regnet_y_400mf
 timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet
-timm:test_convnext timm:test_nfnet
-timm:test_mambaout timm:ghostnet_050 timm:repvgg_a0 timm:mobilevit_xxs
+timm:test_convnext timm:test_nfnet timm:test_convnext3 timm:test_vit2
+timm:test_mambaout timm:ghostnet_050
 """.split()
 
 

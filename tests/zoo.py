@@ -313,21 +313,26 @@ def other_sizes(model: nn.Module, inputs: Any) -> list[Any]:
     leaves, structure = torch.utils._pytree.tree_flatten(inputs)
     batch = max(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
     found = []
-    for change in (
-        lambda at, n: 5 if at == 0 and n == batch else n,
-        lambda at, n: 2 * n if at >= 1 and n > 3 else n,
-        lambda at, n: 2 * n if at == 1 and n > 3 else n,
-        lambda at, n: n + n // 4 if at >= 2 and n > 3 else n,
+    # the first that the model takes of each: batch size, length, resolution
+    for changes in (
+        [lambda at, n: 5 if at == 0 and n == batch else n],
+        [lambda at, n: 2 * n if at == 1 and n > 3 else n],
+        [
+            lambda at, n: n + n // 4 if at >= 2 and n > 3 else n,
+            lambda at, n: 2 * n if at >= 1 and n > 3 else n,
+        ],
     ):
-        resized = [resize(leaf, change) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        if all(a is b for a, b in zip(leaves, resized, strict=True)):
-            continue
-        other = torch.utils._pytree.tree_unflatten(resized, structure)
-        try:
-            outputs(model, other, training=False)
-        except Exception:  # whatever a model raises on sizes that it does not take
-            continue
-        found.append(other)
+        for change in changes:
+            resized = [resize(x, change) if isinstance(x, Tensor) else x for x in leaves]
+            if all(a is b for a, b in zip(leaves, resized, strict=True)):
+                continue
+            other = torch.utils._pytree.tree_unflatten(resized, structure)
+            try:
+                outputs(model, other, training=False)
+            except Exception:  # whatever a model raises on sizes that it does not take
+                continue
+            found.append(other)
+            break
     return found
 
 

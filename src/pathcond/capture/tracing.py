@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -268,9 +269,9 @@ class _Trace:
             for n, leaf in leaves.items()
             if leaf.op == "buffer" and n in self._copies
         }
-        for position, leaf in enumerate(torch.utils._pytree.tree_leaves((args, kwargs))):
+        for position, (name, leaf) in enumerate(_named_inputs(model, args, kwargs)):
             shape, dtype = type_of(leaf)
-            node = self.add(Node(name=f"input_{position}", op="input", shape=shape, dtype=dtype))
+            node = self.add(Node(name=name, op="input", shape=shape, dtype=dtype))
             if isinstance(leaf, Tensor):
                 name = f"input {position}"
                 floats = leaf.dtype.is_floating_point or leaf.dtype.is_complex
@@ -458,6 +459,23 @@ class _Trace:
                     )
                 )
                 self.written.add(name)
+
+
+def _named_inputs(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The leaves of a call, named after the arguments of ``forward``; those of one argument are
+    numbered.
+    """
+    try:
+        names = [*inspect.signature(model.forward).bind(*args, **kwargs).arguments][: len(args)]
+    except (TypeError, ValueError):  # no signature, or *args
+        names = []
+    names += [f"input_{i}" for i in range(len(names), len(args))]
+    for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
+        leaves = torch.utils._pytree.tree_leaves(value)
+        for i, leaf in enumerate(leaves):
+            yield (name if len(leaves) == 1 else f"{name}_{i}"), leaf
 
 
 @dataclass

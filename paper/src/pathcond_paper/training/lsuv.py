@@ -19,7 +19,7 @@ def lsuv_(model: nn.Module, example: Tensor, *, seed: int = 0) -> None:
     >>> model = nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 4))
     >>> x = torch.randn(64, 8)
     >>> lsuv_(model, x)
-    >>> round(float(model(x).std()), 2)
+    >>> round(model(x).std().item(), 2)
     1.0
     """
     layers = [module for module in model.modules() if isinstance(module, LAYERS)]
