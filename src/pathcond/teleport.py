@@ -172,7 +172,8 @@ class Teleportation:
         last = with_inner(options["optimizer"][-1])
         # accelerate's cannot be
         hooked = next(found for found in last if hasattr(found, "_optimizer_step_post_hooks"))
-        self._hook = hooked.register_step_post_hook(self._after_step)
+        # Not a decorator: importing torch's compiler takes longer than the rest of this package.
+        self._hook = hooked.register_step_post_hook(torch.compiler.disable(self._after_step))
 
     @property
     def steps(self) -> int:
@@ -181,7 +182,6 @@ class Teleportation:
             self._skipped = None
         return self._steps
 
-    @torch.compiler.disable
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return  # a CUDA graph is being recorded: no step has been taken

@@ -5,11 +5,25 @@ and accelerate.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from types import MethodType
+from typing import cast
 
 import torch
 from torch import nn
+
+
+def compiler_is_loaded() -> bool:
+    """Whether anything can have been compiled: importing torch's compiler takes two seconds, which
+    is not worth it to look for what cannot be there.
+    """
+    return "torch._dynamo" in sys.modules
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model is what ``torch.compile`` returns."""
+    return compiler_is_loaded() and isinstance(model, torch._dynamo.eval_frame.OptimizedModule)
 
 
 def wrapped(model: nn.Module) -> Iterator[nn.Module]:
@@ -32,8 +46,8 @@ def wrapped(model: nn.Module) -> Iterator[nn.Module]:
     )
     while True:
         yield model
-        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-            model = model._orig_mod
+        if is_compiled(model):
+            model = cast(nn.Module, model._orig_mod)
         elif isinstance(model, wrappers):
             model = model.module
         elif "_original_forward" in vars(model):

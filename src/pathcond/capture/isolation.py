@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..wrappers import compiler_is_loaded
+
 # Random states, warning filters, sys.stderr, TF32 and the compiler's stance belong to the whole
 # process: one thread at a time may change them, and puts them back before the next one.
 LOCK = threading.RLock()
@@ -31,8 +33,9 @@ def isolated(model: nn.Module, *, training: bool) -> Iterator[None]:
     with LOCK, same_random_states(), _in_mode(model, training), contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        # Without this, what we try would be compiled for good.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if compiler_is_loaded():
+            # Without this, what we try would be compiled for good.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 

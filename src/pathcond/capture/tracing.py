@@ -489,6 +489,11 @@ class _Inside:
 class _Below(TorchDispatchMode):
     """Sees the basic operations that one call is made of."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports its compiler, to keep it from compiling this class."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.found = _Inside()
@@ -506,6 +511,10 @@ class _Calls(SchemaCheckMode):
     torch admits three kinds of modes before dispatch, and of these SchemaCheckMode is the one that
     watches real values; nothing of its checks is used.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __init__(self, trace: _Trace) -> None:
         TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)  # type: ignore[attr-defined]
