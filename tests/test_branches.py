@@ -423,3 +423,16 @@ def test_an_inverted_loop_ends() -> None:
         return h
 
     assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units == INNER
+
+
+def test_a_model_that_does_not_run_under_the_watch_is_refused() -> None:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        if type(x.shape[1]) is not int:
+            raise TypeError("sizes must be plain numbers")
+        return h.tanh() if x.shape[1] > 1000 else h
+
+    model, x = block(meets), torch.randn(6, 8, 3)
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"watched \(TypeError.*other_inputs"):
+        pathcond.find_symmetry(model, x)
+    # the user says what there is
+    assert pathcond.find_symmetry(model, x, other_inputs=torch.randn(6, 9, 3)).num_units > 0

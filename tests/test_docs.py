@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 import pathcond
 from pathcond.cli.commands import app
+from pathcond.rows import Row, Rows
 from pathcond.rules import RULES
 from pathcond.rules.document import page
 from pathcond_paper import document
+from pathcond_paper.figures import tuned
 
 from .zoo import entries
 
@@ -96,6 +98,34 @@ def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> 
     assert {name: float(pace) for name, pace in printed.items()} == pytest.approx(
         {k: float(v) for k, v in stated.items()}, rel=0.1
     )
+
+
+def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
+    rows = [
+        Row(
+            {k: v for k, v in row.job.items() if k not in ("figure", "preset")},
+            row.result,
+            row.origin,
+        )
+        for row in Rows(ROOT / "results" / "paper" / "tuned.jsonl")
+    ]
+    methods = ("as-is", "paper", "kernel-full", "norms", "curvature", "searched")
+    by_title = {setting.title: name for name, setting in tuned.SETTINGS.items()}
+
+    def stated(page: str, methods: tuple[str, ...]) -> int:
+        lines = re.findall(r"^\| (784-\S+, \w+) \| (.*) \|$", (ROOT / page).read_text(), re.M)
+        for title, cells in lines:
+            setting = by_title[f"autoencoder {title}"]
+            for method, cell in zip(methods, cells.split("|"), strict=True):
+                found = tuned.tuned(rows, setting, method)
+                told = cell.strip(" *")
+                assert told == ("not run" if found is None else f"{found.loss:.3f}") or (
+                    not told and found is None
+                ), (page, title, method)
+        return len(lines)
+
+    assert stated("docs/choosing.md", methods) == 5
+    assert stated("README.md", ("as-is", "kernel-full", "curvature")) == 4
 
 
 def _without_figures(text: str) -> str:

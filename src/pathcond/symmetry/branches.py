@@ -17,7 +17,6 @@ inputs, and closed. What is left is not followed: all that it might touch must s
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,9 +25,8 @@ from torch import nn
 
 from ..capture.called import CallSequence
 from ..capture.watching import Decision, Place, Watch
+from ..errors import UnsupportedModelError
 from .sizes import Axes, Example, OtherSizes, run_lightly
-
-logger = logging.getLogger("pathcond")
 
 # Examples that are captured beside the usual ones, and trial runs to find them.
 MAX_WAYS = 6
@@ -83,15 +81,20 @@ def find_other_ways(
         sizes: Which sizes of the first one can vary.
         modes: The modes in which it differs; True for train mode.
         force: Whether outcomes may be put in the place of others.
+
+    Raises:
+        UnsupportedModelError: The model does not run under the watch.
     """
     search = _Search(model, sizes, tuple(modes))
     for example in examples:
         watch = search.watched(example)
         if not isinstance(watch, Watch):
-            logger.warning(
-                "What the model decides by the sizes of its inputs could not be watched: %s", watch
-            )
-            return OtherWays()
+            raise UnsupportedModelError(
+                "What the model decides by the sizes of its inputs cannot be watched "
+                f"({type(watch).__name__}: {watch}), so that it may compute something else at "
+                "sizes which the example does not have. Pass examples of the sizes that it will "
+                "meet as other_inputs; then these are taken for all there are."
+            ) from watch
         search.keep(example, watch)
     search.try_sizes()
     if force:

@@ -74,7 +74,13 @@ def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None)
             found.append(_capture_way(model, Way(example=example), modes))
         except UnsupportedModelError as error:
             logger.info("The model cannot be captured at other sizes than the example's: %s", error)
-    return _with_other_ways(model, found, sizes, modes)
+    try:
+        return _with_other_ways(model, found, sizes, modes)
+    except UnsupportedModelError as error:
+        if other_inputs is None:
+            raise
+        logger.info("Only the examples that were given are looked at: %s", error)
+        return found
 
 
 def _with_other_ways(
