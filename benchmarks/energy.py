@@ -23,7 +23,8 @@ import torch
 from tests import torchvision_operators  # noqa: F401  before torchvision is imported
 from torch import Tensor, nn
 
-from pathcond.lifting.lifting import Sample, capture_sample, path_energy
+from pathcond.lifting.lifting import capture_sample, path_energy
+from pathcond.lifting.sample import Sample
 
 from .measuring import PeakMemory, activation_bytes, median_seconds, printed, write
 

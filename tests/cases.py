@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathcond.condition import Prepared
-from pathcond.lifting.lifting import Sample, capture_sample
+from pathcond.lifting.lifting import capture_sample
+from pathcond.lifting.sample import Prepared, Sample
 from pathcond.symmetry.captures import Captured, capture_all
 from pathcond.symmetry.symmetry import symmetry_of
 

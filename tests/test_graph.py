@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.capture.graph import capture
+from pathcond.capture.graph import _Capture, capture
+from pathcond.capture.nodes import Graph
 
 from .cases import Calls
 
@@ -171,3 +172,30 @@ def test_an_in_place_write_into_a_reshaped_tensor_that_nobody_else_reads() -> No
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
     assert pathcond.diag_g(model, torch.randn(5, 3)).keys() == dict(model.named_parameters()).keys()
     pathcond.condition_(model, torch.randn(5, 3))
+
+
+def test_nothing_is_captured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both modes on the example, one more size, and one sample for the energy; no more for a count
+    of paths, a regime, or another call with what was prepared.
+    """
+    made: list[tuple[bool, int]] = []
+    first = _Capture.first
+
+    def counted(self: _Capture) -> Graph:
+        made.append((self.training, len(self.inputs)))
+        return first(self)
+
+    monkeypatch.setattr(_Capture, "first", counted)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(6, 3)
+    pathcond.theory.regime(model, x)
+    assert len(made) == len(set(made)) == 4
+    assert {(False, 6), (True, 6), (False, 1)} < set(made)
+    made.clear()
+    prepared = pathcond.prepare(model, x)
+    assert len(made) == 4
+    pathcond.condition_(model, prepared)
+    pathcond.theory.regime(model, prepared)
+    pathcond.path_norm(model, prepared)
+    pathcond.log10_paths(model, prepared)
+    assert len(made) == 4

@@ -478,3 +478,16 @@ def test_what_depends_on_data_or_weights_is_refused(name: str) -> None:
     assert isinstance(error, pathcond.UnsupportedModelError)
     assert "test_tracing.py:" in str(error)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_write_that_torch_export_does_not_show_is_refused() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        h.data = h.detach().tanh()
+        return self.b(h)  # type: ignore[no-any-return]
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    with pytest.raises(
+        pathcond.UnsupportedModelError, match=r"assigns to \.data at test_tracing\.py"
+    ):
+        pathcond.find_symmetry(model, torch.randn(5, 3))

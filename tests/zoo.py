@@ -26,9 +26,9 @@ import pathcond
 from pathcond.capture.isolation import isolated
 from pathcond.capture.models import as_call
 from pathcond.capture.outputs import example_outputs, output_change
-from pathcond.condition import Prepared
 from pathcond.criteria.problem import Problem
-from pathcond.lifting.lifting import PathEnergy, Sample, capture_sample, off_path, path_energy
+from pathcond.lifting.lifting import PathEnergy, capture_sample, off_path, path_energy
+from pathcond.lifting.sample import Prepared, Sample
 from pathcond.symmetry.captures import capture_all
 from pathcond.symmetry.symmetry import Symmetry, symmetry_of
 

@@ -13,7 +13,7 @@ pathcond.compare_rates(build, train, example_inputs)          # does it pay at t
 """
 
 from . import reference, theory
-from .condition import Prepared, condition_, prepare
+from .condition import condition_, prepare
 from .criteria.criterion import Criterion, PathKernel
 from .criteria.norms import BalancedNorms
 from .curvature import Curvature
@@ -26,6 +26,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
+from .lifting.sample import Prepared
 from .rates import RateComparison, compare_rates
 from .report import Report
 from .rescaling.rescale import Rescaling, rescale_

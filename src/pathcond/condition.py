@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
@@ -23,7 +22,8 @@ from .criteria.problem import Problem, ranks_of, select_counted
 from .distributed.ranks import Ranks, is_ambiguous
 from .distributed.sharding import local
 from .errors import TrainChangeError
-from .lifting.lifting import Sample, capture_sample, diag_g
+from .lifting.lifting import capture_sample, diag_g
+from .lifting.sample import Prepared
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescaling.optimizer_state import Optimizers
 from .rescaling.rescale import Rescaling, is_low_precision, listed_copies, rescale_
@@ -52,20 +52,6 @@ PACE_WARNING = 0.5  # pace below which a warning says so
 # decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning
 # says so
 SPREAD_WARNING = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """All that ``condition_`` needs of a model besides its weights; it serves as long as the
-    architecture stays.
-
-    Attributes:
-        symmetry: Its Symmetry.
-        sample: One sample's way through it.
-    """
-
-    symmetry: Symmetry
-    sample: Sample
 
 
 class ConditionOptions(TypedDict, total=False):

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from .capture.models import require_supported
 from .capture.outputs import example_outputs
-from .condition import ConditionOptions, Prepared, condition_, prepare
+from .condition import ConditionOptions, condition_, prepare
 from .criteria.criterion import PATH_KERNEL, Criterion
 from .distributed.ranks import Ranks, refuse_unclear
 from .errors import EnergyRangeError, MismatchError, RescalingError
 from .interrupts import interruptible, uninterrupted
+from .lifting.sample import Prepared
 from .report import Report
 from .rescaling.optimizer_state import Optimizers, listed, require_own, with_inner
 from .rescaling.rescale import listed_copies

@@ -28,10 +28,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .condition import prepare
 from .criteria.problem import Problem
 from .lifting.lifting import diag_g
+from .lifting.sample import Prepared
 from .solvers import Exact
-from .symmetry.symmetry import Normalization, Symmetry, find_symmetry
+from .symmetry.symmetry import Normalization, Symmetry
 from .wrappers import unwrap
 
 Verdict = Literal["much", "some", "little", "nothing"]
@@ -298,16 +300,19 @@ def regime(
     Args:
         model: Any module.
         example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword
-            inputs.
+            inputs; or what ``prepare`` made, whose settings then hold.
         normalization: As in ``find_symmetry``.
         approximate: As in ``find_symmetry``.
     """
     model = unwrap(model)
-    symmetry = find_symmetry(
-        model, example_inputs, normalization=normalization, approximate=approximate
-    )
+    prepared = example_inputs
+    if not isinstance(prepared, Prepared):
+        prepared = prepare(
+            model, example_inputs, normalization=normalization, approximate=approximate
+        )
+    symmetry = prepared.symmetry
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    g = diag_g(model, example_inputs, approximate=approximate)
+    g = diag_g(model, prepared.sample, approximate=approximate)
     g = {
         name: values.detach().to("cpu", torch.float64)
         for name, values in g.items()

@@ -1,4 +1,6 @@
-"""torch.export -> Graph: the first choice. The only file that knows torch.export."""
+"""torch.export -> Graph: for what is better not run, and what a run cannot follow. The only file
+that knows torch.export.
+"""
 
 from __future__ import annotations
 

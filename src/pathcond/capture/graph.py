@@ -20,6 +20,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap, wrapped
 from .draws import GlobalDraws, Plan, ScalarDraws, plans
@@ -28,7 +29,7 @@ from .exporting import export_graph
 from .isolation import isolated, quiet, replaced
 from .models import as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
-from .tracing import UnknownTensorError, all_tensors, trace_graph
+from .tracing import HiddenWriteError, UnknownTensorError, all_tensors, trace_graph
 from .usable import require_usable
 
 __all__ = [
@@ -140,6 +141,10 @@ class _Capture:
                 errors[way] = errors[way] if way == "export" else again
             if graph is not None:
                 return graph
+            if isinstance(errors[way], HiddenWriteError):
+                raise UnsupportedModelError(
+                    f"{type(self.model).__name__} could not be captured: {errors[way]}."
+                ) from errors[way]
         exported, traced = errors["export"], errors["trace"]
         assert exported is not None
         assert traced is not None

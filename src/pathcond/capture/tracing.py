@@ -1,4 +1,4 @@
-"""Real values -> Graph: the second choice, for models that torch.export cannot follow.
+"""Real values -> Graph: the quickest way, and one for models that torch.export cannot follow.
 
 One call of the model runs on copies of its parameters and buffers. Every ATen call is noted as the
 model makes it, before autograd and before composite operations are taken apart. Where a value
@@ -170,6 +170,10 @@ def _written_out() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+class HiddenWriteError(UnsupportedModelError):
+    """The model writes in a way that torch.export would not show."""
 
 
 class UnknownTensorError(Exception):
@@ -585,7 +589,7 @@ class _Conversions(TorchFunctionMode):
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
-            raise UnsupportedModelError(
+            raise HiddenWriteError(
                 f"the model assigns to .data at {user_line()}: use copy_ instead"
             )
         if func is Tensor.__repr__:

@@ -33,7 +33,8 @@ from ..criteria.criterion import Criterion, PathKernel
 from ..criteria.norms import BalancedNorms
 from ..curvature import Curvature
 from ..files import refuse_special
-from ..lifting.lifting import log10_paths, off_path, path_norm
+from ..lifting.lifting import capture_sample, log10_paths, off_path, path_norm
+from ..lifting.sample import Prepared
 from ..report.text import paths_table
 from ..solvers import CoordinateDescent, ENorm, Exact
 from ..symmetry.symmetry import find_symmetry
@@ -148,11 +149,10 @@ def inspect(
             frozen="move" if move_frozen else "keep",
         )
         unusable = unusable_weights(unwrap(model))
-        lifting = (
-            _lifting(model, inputs, normalization.value, approximate)
-            if paths and not unusable
-            else None
-        )
+        lifting = None
+        if paths and not unusable:
+            prepared = Prepared(symmetry=symmetry, sample=capture_sample(model, inputs))
+            lifting = _lifting(model, prepared, approximate)
     if as_json:
         found = (
             symmetry.to_dict()
@@ -282,14 +282,12 @@ def _progress() -> Iterator[Any]:
         yield lambda stage: status.update(f"{says[stage]} …")
 
 
-def _lifting(
-    model: nn.Module, inputs: Any, normalization: Any, approximate: bool
-) -> dict[str, Any]:
+def _lifting(model: nn.Module, prepared: Prepared, approximate: bool) -> dict[str, Any]:
     return {
-        "log10_paths": log10_paths(model, inputs),
-        "path_norm": path_norm(model, inputs, approximate=approximate),
-        "off_path": off_path(model, inputs),
-        "regime": str(regime(model, inputs, normalization=normalization, approximate=approximate)),
+        "log10_paths": log10_paths(model, prepared),
+        "path_norm": path_norm(model, prepared, approximate=approximate),
+        "off_path": off_path(model, prepared),
+        "regime": str(regime(model, prepared, approximate=approximate)),
     }
 
 

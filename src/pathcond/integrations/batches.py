@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from ..condition import Prepared
+from ..lifting.sample import Prepared
 
 
 def inputs_of(batch: Any) -> Any:

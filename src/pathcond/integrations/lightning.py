@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..condition import Prepared
 from ..errors import UnsupportedModelError
+from ..lifting.sample import Prepared
 from ..report import Report
 from ..wrappers import unwrap
 from .batches import inputs_of, moved

@@ -2,7 +2,6 @@
 
 from .lifting import (
     PathEnergy,
-    Sample,
     capture_sample,
     count_paths,
     diag_g,
@@ -11,9 +10,11 @@ from .lifting import (
     path_energy,
     path_norm,
 )
+from .sample import Prepared, Sample
 
 __all__ = [
     "PathEnergy",
+    "Prepared",
     "Sample",
     "capture_sample",
     "count_paths",

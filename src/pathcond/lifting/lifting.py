@@ -52,30 +52,10 @@ from ..opaque.around import Child, capture_around, children_on, names_inside, re
 from ..rules.energies import PathSum
 from ..wrappers import unwrap
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
+from .sample import Prepared, Sample
 
 TINY = torch.finfo(torch.float64).tiny
 TRANSFORMS = ("_add_batch_dim", "_remove_batch_dim")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One sample's way through a model, and the whole example batch to measure on.
-
-    Attributes:
-        graph: Captured in eval mode on one sample.
-        inputs: Per sample of the example batch, the values of the graph's inputs in order.
-        parts: The same for modules that opaque ones call, on what the example feeds them. Paths end
-            at opaque modules.
-    """
-
-    graph: Graph
-    inputs: tuple[tuple[Any, ...], ...]
-    parts: tuple[Sample, ...] = ()
-
-    @property
-    def all(self) -> list[Sample]:
-        """This one and all parts."""
-        return [self, *(inner for part in self.parts for inner in part.all)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +162,8 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     The result serves as long as the architecture stays, whatever becomes of the weights: every
     function of this module takes it in place of the example inputs.
     """
+    if isinstance(example_inputs, Prepared):
+        return example_inputs.sample
     if isinstance(example_inputs, Sample):
         return example_inputs
     model = unwrap(model)

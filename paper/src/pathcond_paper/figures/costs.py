@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathcond.condition import Prepared, condition_, prepare
+from pathcond.condition import condition_, prepare
 from pathcond.lifting.lifting import diag_g
+from pathcond.lifting.sample import Prepared
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.reference import Connectivity, box_sweeps
 from pathcond.rescaling.rescale import rescale_

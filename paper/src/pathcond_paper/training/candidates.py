@@ -15,12 +15,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pathcond.condition import Prepared
 from pathcond.criteria.criterion import Criterion
 from pathcond.criteria.norms import BalancedNorms
 from pathcond.criteria.problem import Problem
 from pathcond.curvature import Curvature
 from pathcond.lifting.lifting import diag_g
+from pathcond.lifting.sample import Prepared
 from pathcond.solvers import Exact
 from pathcond.symmetry.symmetry import Symmetry
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from pathcond.condition import Prepared
+from pathcond.lifting.sample import Prepared
 from pathcond.solvers import CoordinateDescent
 
 from ..figure import Preset

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathcond.condition import Prepared, condition_, prepare
+from pathcond.condition import condition_, prepare
+from pathcond.lifting.sample import Prepared
 from pathcond.rescaling.rescale import rescale_
 from pathcond.symmetry.symmetry import Symmetry
 
