@@ -640,3 +640,13 @@ def test_cuda_and_cpu_agree(name: str) -> None:
     torch.testing.assert_close(
         flat(diag_g(model.cuda(), on_gpu)).cpu(), expected, rtol=1e-10, atol=0
     )
+
+
+def test_a_number_that_is_read_from_activations_is_named() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        return self.b(h) * h.max().item()  # type: ignore[no-any-return]
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    with pytest.raises(UnsupportedModelError, match=r"a Python number of a tensor at .*\.item\(\)"):
+        pathcond.condition_(model, torch.randn(4, 3))

@@ -3,6 +3,7 @@ refused.
 """
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -491,3 +492,20 @@ def test_a_write_that_torch_export_does_not_show_is_refused() -> None:
         pathcond.UnsupportedModelError, match=r"assigns to \.data at test_tracing\.py"
     ):
         pathcond.find_symmetry(model, torch.randn(5, 3))
+
+
+def test_a_run_keeps_no_activations_for_a_backward_pass() -> None:
+    gone: list[bool] = []
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.a(x)
+        there = weakref.ref(h)
+        squares = h * h  # whose derivative needs h
+        del h
+        gone.append(there() is None)
+        return self.b(squares)  # type: ignore[no-any-return]
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    graph, error = _Capture(model, torch.randn(5, 3), True)._tried("run", replace=False)
+    assert graph is not None, error
+    assert gone == [True]

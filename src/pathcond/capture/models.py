@@ -127,8 +127,11 @@ def require_supported(model: nn.Module, *, sharded: bool = False) -> None:
     for name, buffer in model.named_buffers():
         if buffer is not None and buffer.is_quantized:
             found.append(f"buffer {name} is quantised: rescale the model before quantising it")
+    compiled: list[str] = []
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in compiled)
+        if isinstance(module, torch.jit.ScriptModule) and not inside:
+            compiled.append(name)
             found.append(
                 f"module {name or '(the model itself)'} was compiled by torch.jit, and what it "
                 "computes cannot be seen: "

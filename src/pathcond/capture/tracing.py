@@ -141,7 +141,9 @@ def trace_graph(
     # Operations may write into the inputs, which are needed once more where a buffer decides.
     unwritten = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, (args, kwargs))
     trace = _Trace(model, args, kwargs, {**copies, **buffers}, existing)
-    grad_mode = contextlib.nullcontext() if gradients else torch.no_grad()
+    # With gradients, but nobody will ask for them: nothing is kept for the backward pass.
+    forget = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept)
+    grad_mode = forget if gradients else torch.no_grad()
     with attributes_kept(model), replaced(model, {**copies, **buffers}), grad_mode:
         with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws, _written_out():
             result = model(*args, **kwargs)

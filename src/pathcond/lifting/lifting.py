@@ -54,6 +54,7 @@ from ..wrappers import unwrap
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .sample import Prepared, Sample
 
+READS_A_NUMBER = ("item", "_local_scalar_dense")
 TINY = torch.finfo(torch.float64).tiny
 TRANSFORMS = ("_add_batch_dim", "_remove_batch_dim")
 
@@ -176,6 +177,7 @@ def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
     _refuse_written_parameters(captured.graph)
     _refuse_transforms(captured.graph)
     _refuse_generators(captured.graph)
+    _refuse_numbers(captured.graph)
     return Sample(
         graph=captured.graph,
         inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples),
@@ -231,6 +233,15 @@ def _refuse_generators(graph: Graph) -> None:
                 f"The model draws random numbers from a generator of its own at {node.where}: "
                 "path energy would differ from call "
                 "to call. Draw from torch's own generator, in train mode only."
+            )
+
+
+def _refuse_numbers(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op in READS_A_NUMBER:
+            raise UnsupportedModelError(
+                f"The model makes a Python number of a tensor at {node.where}: what is computed "
+                "from it cannot be followed. Leave it a tensor (drop .item())."
             )
 
 

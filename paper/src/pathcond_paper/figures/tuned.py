@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 CHOOSING = 0  # the seed by which rates are chosen
-EXTENSIONS = 4  # of the grid, by a factor of two each
+EXTENSIONS = 6  # of the grid, by a factor of two each
 NEAR = 0.01  # above the least loss, as a share of it: what counts as near the best
 GOAL = 0.8  # of the searched gain
 SEARCHED = ("searched", "searched-rates")
@@ -371,18 +371,21 @@ class _Comparison:
         self.curves: dict[Run, Curves] = {}
 
     def choose(self) -> None:
-        """Train the choosing seed on the grid, and on more rates where the best is at an end."""
+        """Train the choosing seed on the grid, and on more rates where one that is as good as the
+        best is at an end: units that died at every rate of the grid make it flat.
+        """
         rates = {method: list(self.setting.rates) for method in self.methods}
         for _ in range(1 + EXTENSIONS):
             self._train(
                 [(method, rate, CHOOSING) for method in self.methods for rate in rates[method]]
             )
             for method, grid in rates.items():
-                best = self._best(method)
-                if best == min(grid):
-                    grid.append(best / 2)
-                if best == max(grid):
-                    grid.append(best * 2)
+                losses = self._losses(method)
+                near = [rate for rate in grid if losses[rate] <= min(losses.values()) * (1 + NEAR)]
+                if min(near) == min(grid):
+                    grid.append(min(grid) / 2)
+                if max(near) == max(grid):
+                    grid.append(max(grid) * 2)
 
     def repeat(self, seed: int) -> None:
         """Train a fresh seed at every method's best rate and its neighbours."""
@@ -406,12 +409,16 @@ class _Comparison:
                 yield job, _over_rates(dict(sorted(runs.items())))
 
     def _best(self, method: str) -> float:
-        losses = {
-            run.learning_rate: _rounded(curves)["test_loss"]  # as rows have it: ties come out alike
+        losses = self._losses(method)
+        return min(losses, key=lambda rate: losses[rate])
+
+    def _losses(self, method: str) -> dict[float, float]:
+        """Of the choosing seed by rate, as rows have them: ties come out alike."""
+        return {
+            run.learning_rate: _rounded(curves)["test_loss"]
             for run, curves in self.curves.items()
             if run.method == method and run.seed == CHOOSING
         }
-        return min(losses, key=lambda rate: losses[rate])
 
     def _train(self, wanted: Sequence[tuple[str, float, int]]) -> None:
         runs = [Run(method=method, learning_rate=rate, seed=seed) for method, rate, seed in wanted]
