@@ -1,11 +1,13 @@
 """Compressed labels behave as the full tensor of labels would."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pathcond.rules import labels as lb
 from pathcond.rules.labels import ANY, FIXED, Labels
+from pathcond.rules.values import Scaling
 
 
 @st.composite
@@ -63,3 +65,20 @@ def test_a_reshape_of_channels_stays_small() -> None:
 def test_zeros_and_infinities_fit_every_scale() -> None:
     labels = lb.of_value(torch.tensor([0.0, 1.0, -float("inf"), float("nan")]))
     assert labels.ids.tolist() == [ANY, FIXED, ANY, FIXED]
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4,), (2, 3, 2), ()])
+def test_whether_a_scaling_changes_anything_is_that_of_the_full_tensors(shape: tuple) -> None:
+    generator = torch.Generator().manual_seed(0)
+    found = set()
+    for _ in range(200):
+        sides = [
+            torch.randint(
+                2, [size if torch.rand((), generator=generator) < 0.5 else 1 for size in shape]
+            ).to(torch.int32)
+            for _ in range(2)
+        ]
+        scaling = Scaling(shape, *sides)
+        assert scaling.changes == bool((sides[0].expand(shape) != sides[1].expand(shape)).any())
+        found.add(scaling.changes)
+    assert found == {False, True}

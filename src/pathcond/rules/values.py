@@ -100,6 +100,12 @@ class UnknownNumber:
     """A Python number that depends on data (``.item()``); it carries no scale."""
 
 
+def _extremes(ids: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and greatest along the axes on which the other is constant."""
+    axes = [axis for axis, size in enumerate(other.shape) if size == 1 and ids.shape[axis] > 1]
+    return (ids.amin(axes, True), ids.amax(axes, True)) if axes else (ids, ids)
+
+
 @dataclass
 class Scaling:
     """How one parameter or buffer is rescaled: by exp(t[plus] − t[minus]).
@@ -115,6 +121,23 @@ class Scaling:
     plus: Tensor
     minus: Tensor
     epsilon: float | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether some entry is multiplied and divided by different labels.
+
+        Axes along which only one side varies are reduced first, so that nothing of the parameter's
+        size is made: if the least of one side is the greatest of the other, and the other way
+        round, all are equal.
+        """
+        dims = len(self.shape)
+        plus, minus = (
+            ids.reshape((1,) * (dims - ids.dim()) + tuple(ids.shape))
+            for ids in (self.plus, self.minus)
+        )
+        least_plus, most_plus = _extremes(plus, minus)
+        least_minus, most_minus = _extremes(minus, plus)
+        return bool((least_plus != most_minus).any() or (most_plus != least_minus).any())
 
     @cached_property
     def class_pairs(self) -> ClassPairs:

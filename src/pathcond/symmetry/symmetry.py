@@ -373,11 +373,7 @@ def symmetry_of(
     settle_unread_entries(scales, walked.reads)
     examples = tuple(capture.example for capture in captured)
     symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
-    rescaled = [
-        name
-        for name, scaling in symmetry.scalings.items()
-        if bool((scaling.plus != scaling.minus).any())
-    ]
+    rescaled = [name for name, scaling in symmetry.scalings.items() if scaling.changes]
     return replace(symmetry, computed_in=types_behind(graphs, rescaled))
 
 

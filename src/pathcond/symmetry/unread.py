@@ -32,9 +32,10 @@ def settle_unread_entries(scales: Scales, reads: Sequence[Mapping[str, Tensor]])
             parameters that were read as a whole are left out.
     """
     for name, scaling in list(scales.scalings.items()):
-        unread = (scaling.plus == UNSET).expand(scaling.shape)
+        unread = scaling.plus == UNSET
         if name in scales.frozen or not bool(unread.any()):
             continue
+        unread = unread.expand(scaling.shape)
         masks = [mask[name] for mask in reads if name in mask]
         axes = [axis for axis in range(unread.dim()) if _extent_varies(masks, axis)]
         filled = _continue_along(scales, scaling, axes)
