@@ -509,3 +509,19 @@ def test_a_run_keeps_no_activations_for_a_backward_pass() -> None:
     graph, error = _Capture(model, torch.randn(5, 3), True)._tried("run", replace=False)
     assert graph is not None, error
     assert gone == [True]
+
+
+def test_a_refusal_that_the_model_catches_is_one() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        try:
+            h = h if h.sum() > 0 else h.tanh()
+        except Exception:
+            h = 2 * h
+        return self.b(h)  # type: ignore[no-any-return]
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    for way in ("run", "trace"):
+        graph, error = _Capture(model, torch.randn(5, 3), False)._tried(way, replace=False)
+        assert graph is None
+        assert "decides what is computed" in str(error)

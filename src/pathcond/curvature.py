@@ -77,7 +77,7 @@ class Curvature(Criterion):
             loss, whose labels belong to the whole batch, all of them.
         steps: Of Lanczos per parameter tensor; each costs about three backward passes.
         weight: What share of the sharpness a tensor is to have: its stable "rank", which did best
-            where it was measured (docs/measured.md), or √p_b, by its "size".
+            where it was measured (docs/choosing.md), or √p_b, by its "size".
     """
 
     loss: Callable[[Any], Tensor] | None = None

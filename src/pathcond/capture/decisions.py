@@ -167,7 +167,7 @@ def plain(value: Any) -> Any:
 # -- places in the user's code ---------------------------------------------------------------------
 
 
-CALLER = "trace_graph"  # the function that calls the model
+CALLER = (os.path.join(_HERE, "tracing.py"), "trace_graph")  # the function that calls the model
 
 
 def frames() -> Iterable[FrameType]:
@@ -175,8 +175,10 @@ def frames() -> Iterable[FrameType]:
     the call of the model.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != CALLER:
+    while frame is not None:
         name = frame.f_code.co_filename
+        if (name, frame.f_code.co_name) == CALLER:
+            return
         if name not in PLUMBING and name not in OWN:
             yield frame
         frame = frame.f_back

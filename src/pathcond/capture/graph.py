@@ -167,18 +167,23 @@ class _Capture:
 
     def again(self, plan: Plan) -> Graph:
         """The graph under other draws, the same way as the first one."""
-        return self._run(self._way, plan, replace=self._replace)
+        return self._followed(self._way, plan, replace=self._replace)
 
     def _tried(self, way: Way, *, replace: bool) -> tuple[Graph | None, Exception | None]:
         self._way, self._replace = way, replace
         self._torch_draws = 0
         try:
-            return self._run(way, Plan(), replace=replace), None
-        except UnknownTensorError:
-            self._existing = all_tensors()
+            return self._followed(way, Plan(), replace=replace), None
         except Exception as error:
             return None, error
-        return self._tried(way, replace=replace)
+
+    def _followed(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
+        """Once more, with all tensors that there are, where the model uses one that is unknown."""
+        try:
+            return self._run(way, plan, replace=replace)
+        except UnknownTensorError:
+            self._existing = all_tensors()
+        return self._run(way, plan, replace=replace)
 
     def _run(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
         model, training = self.model, self.training

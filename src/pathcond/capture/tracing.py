@@ -147,6 +147,8 @@ def trace_graph(
     with attributes_kept(model), replaced(model, {**copies, **buffers}), grad_mode:
         with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws, _written_out():
             result = model(*args, **kwargs)
+        if trace.refused is not None:  # and the model caught it, and went another way
+            raise trace.refused
         trace.note_reassigned(model)
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
@@ -231,6 +233,7 @@ class _Trace:
         self.decided_by: dict[str, str] = {}
         self.written: set[str] = set()
         self.finite: dict[Node, bool] = {}
+        self.refused: Exception | None = None
         self.paused = False
         self.literal = False
         self.sized = False
@@ -284,6 +287,15 @@ class _Trace:
                 self.know(
                     leaf, node, Origins(floats={name}) if floats else Origins(integers={name})
                 )
+
+    @contextlib.contextmanager
+    def remembering_refusals(self) -> Iterator[None]:
+        """What is refused stays refused, also where the model catches every exception."""
+        try:
+            yield
+        except (UnsupportedModelError, UnknownTensorError) as error:
+            self.refused = self.refused or error
+            raise
 
     # -- what is known of a tensor -----------------------------------------------------------------
 
@@ -529,7 +541,10 @@ class _Calls(SchemaCheckMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction(), torch._C._DisablePythonDispatcher():  # type: ignore[attr-defined]
-            return func(*args, **kwargs) if self.trace.paused else self._noted(func, args, kwargs)
+            if self.trace.paused:
+                return func(*args, **kwargs)
+            with self.trace.remembering_refusals():
+                return self._noted(func, args, kwargs)
 
     def _noted(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         trace = self.trace
@@ -585,9 +600,13 @@ class _Conversions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        trace = self.trace
-        if trace.paused:
+        if self.trace.paused:
             return func(*args, **kwargs)
+        with self.trace.remembering_refusals():
+            return self._followed(func, args, kwargs)
+
+    def _followed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        trace = self.trace
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ can give, and the *share* of a method is how much of that gain it has:
 
     share = (loss as is − loss) / (loss as is − loss searched)
 
-Networks marked as held out were looked at only once the default was chosen.
+Networks that are marked as held out take no part in any choice, such as that of the default.
 """
 
 from __future__ import annotations
