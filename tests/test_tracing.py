@@ -525,3 +525,6 @@ def test_a_refusal_that_the_model_catches_is_one() -> None:
         graph, error = _Capture(model, torch.randn(5, 3), False)._tried(way, replace=False)
         assert graph is None
         assert "decides what is computed" in str(error)
+    # torch.export would believe that h is doubled
+    with pytest.raises(pathcond.UnsupportedModelError, match="catches what stops its capture"):
+        pathcond.find_symmetry(model, torch.randn(5, 3))

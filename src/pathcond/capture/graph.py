@@ -29,7 +29,7 @@ from .exporting import export_graph
 from .isolation import isolated, quiet, replaced
 from .models import as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
-from .tracing import HiddenWriteError, UnknownTensorError, all_tensors, trace_graph
+from .tracing import HiddenError, UnknownTensorError, all_tensors, trace_graph
 from .usable import require_usable
 
 __all__ = [
@@ -141,7 +141,7 @@ class _Capture:
                 errors[way] = errors[way] if way == "export" else again
             if graph is not None:
                 return graph
-            if isinstance(errors[way], HiddenWriteError):
+            if isinstance(errors[way], HiddenError):
                 raise UnsupportedModelError(
                     f"{type(self.model).__name__} could not be captured: {errors[way]}."
                 ) from errors[way]

@@ -147,8 +147,12 @@ def trace_graph(
     with attributes_kept(model), replaced(model, {**copies, **buffers}), grad_mode:
         with enable_python_dispatcher(), _Calls(trace), _Conversions(trace), draws, _written_out():
             result = model(*args, **kwargs)
-        if trace.refused is not None:  # and the model caught it, and went another way
+        if isinstance(trace.refused, UnknownTensorError):
             raise trace.refused
+        if trace.refused is not None:
+            raise HiddenError(
+                f"the model catches what stops its capture, and goes another way: {trace.refused}"
+            ) from trace.refused
         trace.note_reassigned(model)
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
@@ -176,8 +180,8 @@ def _written_out() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-class HiddenWriteError(UnsupportedModelError):
-    """The model writes in a way that torch.export would not show."""
+class HiddenError(UnsupportedModelError):
+    """The model does what torch.export would not show: it must not be asked."""
 
 
 class UnknownTensorError(Exception):
@@ -610,9 +614,7 @@ class _Conversions(TorchFunctionMode):
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
-            raise HiddenWriteError(
-                f"the model assigns to .data at {user_line()}: use copy_ instead"
-            )
+            raise HiddenError(f"the model assigns to .data at {user_line()}: use copy_ instead")
         if func is Tensor.__repr__:
             with _set(trace, "paused"):
                 return func(*args, **kwargs)
