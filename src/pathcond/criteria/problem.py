@@ -336,6 +336,11 @@ class Point:
         p, g = self.problem, self.gradient
         return ((self.u >= p.upper - margin) & (g < 0)) | ((self.u <= p.lower + margin) & (g > 0))
 
+    def leaving(self, direction: Tensor) -> Tensor:
+        """Units at a bound that a direction leads out of, (num_units,) bool."""
+        p = self.problem
+        return ((self.u >= p.upper) & (direction > 0)) | ((self.u <= p.lower) & (direction < 0))
+
     @cached_property
     def residual(self) -> float:
         """How far from optimal: the norm of ∇F over the units that may follow it, divided by W."""

@@ -7,7 +7,11 @@ network look random to each other: Newton's method converges in a few steps, eac
 conjugate-gradient steps with the layers' system and the diagonal as the preconditioner.
 
 Bounds on u are kept by projection: units close to a bound that the gradient pushes outwards go
-there and are held (Bertsekas 1982), and the gradient norm that is reported leaves them out.
+there and are held (Bertsekas 1982), and the gradient norm that is reported leaves them out. A unit
+at a bound that the gradient pulls inwards may still be sent out by Newton's step, for the sake of
+others: where two units do almost the same, the step moves them far apart, and half of it would be
+cut off. Such a unit is left at its bound for this step, and the others' step is computed without
+it.
 """
 
 from __future__ import annotations
@@ -77,9 +81,12 @@ class Exact(Solver):
                 layers = LayerScales(problem, free)
             ends = torch.where(point.gradient < 0, problem.upper, problem.lower)
             snap = torch.where(arriving, ends - point.u, 0.0)
-            direction = snap + _newton_direction(
-                point, layers, snap, max(accuracy, 0.3 * self.tolerance / residual)
-            )
+            accurate = max(accuracy, 0.3 * self.tolerance / residual)
+            direction = snap + _newton_direction(point, layers, snap, accurate)
+            blocked = point.leaving(direction) & free
+            if bool(blocked.any()):
+                layers = LayerScales(problem, free & ~blocked)
+                direction = snap + _newton_direction(point, layers, snap, accurate)
             moved = _line_search(point, direction)
             if moved is None:
                 message = (
