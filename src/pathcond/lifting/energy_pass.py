@@ -34,6 +34,7 @@ from ..rules.energies import (
 )
 from ..rules.picking import FOLLOWED, MOVES, PASSES, PASSES_APPROXIMATELY, same_order
 from ..rules.samples import Samples, at_once
+from ..rules.table import Rule
 from ..rules.values import Known
 from ..symmetry.propagation import FORM_ERRORS, reads_constant
 from ..trees import tree_leaves, tree_map
@@ -204,7 +205,7 @@ class EnergyPass(Energies):
             return self._end(node, f"reaches {node.op}", operands)
         try:
             self.operands, self.exponent = arguments, max((a.exponent for a in paths), default=0)
-            result = rule.energy(self, arguments)
+            result = self._apply(rule, arguments)
         except FORM_ERRORS as error:
             if isinstance(error, MissingValueError):
                 raise
@@ -215,6 +216,11 @@ class EnergyPass(Energies):
         constants = [a for a in operands if isinstance(a, Known)]
         kind = PathSum if paths or frozen or reads_constant(node, constants) else Edges
         return self._wrapped(node, result, kind, operands)
+
+    def _apply(self, rule: Rule, arguments: dict[str, Any]) -> Any:
+        """The energy of the node at work, by its rule, which has one."""
+        assert rule.energy is not None
+        return rule.energy(self, arguments)
 
     def _wrapped(self, node: Node, result: Any, kind: type, operands: list[Any]) -> Any:
         if result is FREEZE:

@@ -274,7 +274,7 @@ def _energy_of(
     model: nn.Module, sample: Sample, p: float, calibrate: bool, approximate: bool, diagonal: bool
 ) -> PathEnergy:
     """The lifting of one graph."""
-    walk = _Walk(unwrap(model), sample, calibrate=calibrate, approximate=approximate)
+    walk = Walk(unwrap(model), sample, calibrate=calibrate, approximate=approximate)
     received: dict[str, Tensor] = {}
     lifted = walk.run(p=p, received=received if diagonal else None)
     norm = float(lifted.total.detach())
@@ -310,7 +310,7 @@ def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
     sample = capture_sample(model, example_inputs)
     off: dict[str, str] = {}
     for part in sample.all:
-        walk = _Walk(unwrap(model), part, calibrate=False, approximate=True)
+        walk = Walk(unwrap(model), part, calibrate=False, approximate=True)
         received: dict[str, Tensor] = {}
         lifted = walk.run(p=0, received=received, count=True, support=True)
         if lifted.total.requires_grad:
@@ -347,7 +347,7 @@ class _Edge(torch.autograd.Function):
         return None, None, None
 
 
-class _Walk:
+class Walk:
     """Runs the energy pass of one model under different settings."""
 
     def __init__(
@@ -386,6 +386,8 @@ class _Walk:
         support: bool = False,
         count: bool = False,
         watch: Callable[[Node, PathSum], None] = lambda node, paths: None,
+        kind: type[EnergyPass] = EnergyPass,
+        measure_all: bool = False,
     ) -> Lifted:
         """One walk.
 
@@ -395,6 +397,8 @@ class _Walk:
             support: Rescale every energy to maximum 1, to see only which ones are zero.
             count: Every parameter counts as 1, whatever its value.
             watch: Sees every energy.
+            kind: The walk itself.
+            measure_all: Compute the values of the example batch even where no energy needs them.
         """
 
         def power(name: str) -> Tensor:
@@ -421,7 +425,7 @@ class _Walk:
 
         regathered = _Regathered(power)
 
-        walk = EnergyPass(
+        walk = kind(
             p=p,
             approximate=self.approximate,
             calibrate=self.calibrate and not count,
@@ -434,6 +438,7 @@ class _Walk:
             inputs=self.sample.inputs,
             fresh=_fresh_statistics(self.model),
             watch=watch,
+            measure_all=measure_all,
             normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
         )
         with contextlib.ExitStack() as stack:
@@ -559,7 +564,7 @@ def _count(model: nn.Module, example_inputs: Any) -> tuple[float, int]:
     """The number of paths as mantissa · 2^exponent."""
     sample = capture_sample(model, example_inputs)
     counts = [
-        _Walk(unwrap(model), part, calibrate=False, approximate=True).run(p=0, count=True)
+        Walk(unwrap(model), part, calibrate=False, approximate=True).run(p=0, count=True)
         for part in sample.all
     ]
     exponent = max(count.exponent for count in counts)

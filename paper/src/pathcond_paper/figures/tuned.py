@@ -32,7 +32,7 @@ from pathcond.rows import Job, Result, Row
 from ..data import load
 from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import deviation, mean, settings_of, where
-from ..training.candidates import blend, bound, by_rank
+from ..training.candidates import Moments, blend, bound, by_rank
 from ..training.methods import AS_IN_PAPER, Method
 from ..training.networks import LanguageModel, VisionTransformer, resnet20
 from ..training.optimizers import Schedule
@@ -69,6 +69,14 @@ METHODS: dict[str, Method] = {
         condition={"normalization": "full", "criterion": BY_SIZE},
     ),
     "curvature-by-rank": Method(title="curvature by rank as it stands, full", rescaling=by_rank()),
+    "moments": Method(
+        title="curvature by moments, full",
+        condition={"normalization": "full", "criterion": Moments()},
+    ),
+    "frobenius": Method(
+        title="curvature by Frobenius norms, full",
+        condition={"normalization": "full", "criterion": Moments(root=True)},
+    ),
     "norms": Method(
         title="balanced norms, full",
         condition={"normalization": "full", "criterion": BalancedNorms()},
@@ -168,8 +176,8 @@ def _powers(lowest: int, highest: int) -> tuple[float, ...]:
 SMALL = partial(mlp, (112, 16, 112), inputs=784, outputs=784)
 DEEP = partial(mlp, (1000, 500, 250, 30, 250, 500, 1000), inputs=784, outputs=784)
 DIGITS = partial(mlp, (9, 2, 9), inputs=64, outputs=64)
-CONVOLUTIONS = ("as-is", "kernel-absorb", "kernel-full", "norms", "bound-kernel")
-TRANSFORMERS = ("as-is", "kernel-absorb", "kernel-full", "keep", "norms", "bound-kernel")
+CONVOLUTIONS = ("as-is", "kernel-absorb", "kernel-full", "norms", "moments", "bound-kernel")
+TRANSFORMERS = ("as-is", "kernel-absorb", "kernel-full", "keep", "norms", "moments", "bound-kernel")
 
 
 def _autoencoder(title: str, build: Callable[[], nn.Module], **options: Any) -> Setting:
@@ -342,9 +350,9 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
     comparison = _Comparison(_setting(jobs[0]["setting"]), place, methods, progress)
     comparison.choose()
     yield from comparison.results(jobs, CHOOSING)
-    for seed in sorted({job["seed"] for job in jobs} - {CHOOSING}):
-        comparison.repeat(seed)
-    for seed in sorted({job["seed"] for job in jobs} - {CHOOSING}):
+    fresh = sorted({job["seed"] for job in jobs} - {CHOOSING})
+    comparison.repeat(fresh)
+    for seed in fresh:
         yield from comparison.results(jobs, seed)
 
 
@@ -387,13 +395,14 @@ class _Comparison:
                 if max(near) == max(grid):
                     grid.append(max(grid) * 2)
 
-    def repeat(self, seed: int) -> None:
-        """Train a fresh seed at every method's best rate and its neighbours."""
+    def repeat(self, seeds: Sequence[int]) -> None:
+        """Train fresh seeds at every method's best rate and its neighbours."""
         self._train(
             [
                 (method, factor * self._best(method), seed)
                 for method in self.methods
                 for factor in (0.5, 1.0, 2.0)
+                for seed in seeds
             ]
         )
 

@@ -6,11 +6,18 @@ is, up to constants, the logarithm of L·‖θ‖², by which gradient descent o
 smoothness L is after k steps at most L‖θ − θ*‖²/2k above its minimum. A rescaling trades L for the
 distance, and this is the best trade: no weights have to be chosen. E is the curvature of
 ``Curvature`` or diag(G).
+
+    activations    all weights read activations of one size
+
+The scales that a search finds for autoencoders are nearly these (the last layer small, what it
+reads large). They give autoencoders more than any other criterion, and cost networks that classify
+some accuracy: their inner layers learn too slowly beside the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +28,11 @@ from pathcond.criteria.problem import Problem
 from pathcond.curvature import Curvature
 from pathcond.lifting.lifting import diag_g
 from pathcond.lifting.sample import Prepared
+from pathcond.rules.labels import FIXED
 from pathcond.solvers import Exact
 from pathcond.symmetry.symmetry import Symmetry
+
+from .reads import mean_squares
 
 Rescaling = Callable[[nn.Module, Prepared], Tensor]
 STEPS = 200  # of L-BFGS
@@ -119,6 +129,63 @@ def traces(model: nn.Module, example: Tensor) -> dict[str, float]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moments(Curvature):
+    """Curvature by the first two moments of every block's eigenvalues instead of its largest one:
+    backward passes only.
+
+    With random directions u in the space of outputs, p_i = Jᵀu_i and q_j = JᵀAu_j of a block, the
+    means of p_i·q_i and of (p_i·q_j)(p_j·q_i), i ≠ j, are tr H_bb and ‖H_bb‖².
+
+    Attributes:
+        directions: How many are drawn.
+        root: Whether the mean of eigenvalues, each weighted by itself, ‖H‖²/tr H, stands for λ, or
+            ‖H‖, which is nearer to it where many are of one size.
+    """
+
+    directions: int = 16
+    root: bool = False
+
+    def sharpest(
+        self, symmetry: Symmetry, model: nn.Module, names: list[str], factors: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        found = self._moments(symmetry, model, names, factors)
+        return {
+            name: square**0.5 if self.root else square / trace if trace else 0.0
+            for name, (trace, square) in found.items()
+        }
+
+    def traces(
+        self, symmetry: Symmetry, model: nn.Module, names: list[str], factors: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        found = self._moments(symmetry, model, names, factors)
+        return {name: trace for name, (trace, _) in found.items()}
+
+    def _moments(
+        self, symmetry: Symmetry, model: nn.Module, names: list[str], factors: Mapping[str, Tensor]
+    ) -> dict[str, tuple[float, float]]:
+        if not names:
+            return {}
+        with self._measuring(symmetry, model, names, factors) as (outputs, blocks, _):
+            tensors = list(blocks.values())
+            drawn = [outputs.random(seed) for seed in range(self.directions)]
+            p = [outputs.pulled(tensors, u) for u in drawn]
+            q = (
+                p
+                if self.loss is None
+                else [outputs.pulled(tensors, outputs.curved(u)) for u in drawn]
+            )
+        found = {}
+        for i, name in enumerate(names):
+            left, right = (torch.stack([one[i].flatten() for one in of]) for of in (p, q))
+            products = (left @ right.T).double()
+            off = products * products.T
+            pairs = self.directions * (self.directions - 1)
+            square = float(off.sum() - off.diagonal().sum()) / pairs
+            found[name] = float(products.diagonal().mean()), max(square, 0.0)
+        return found
+
+
 def log_factors(symmetry: Symmetry, t: Tensor) -> Callable[[str, Tensor], Tensor]:
     """s = Kt of a parameter, by its name, on the device of a tensor; differentiable by t."""
     moved = symmetry.class_matrix @ t
@@ -132,3 +199,36 @@ def log_factors(symmetry: Symmetry, t: Tensor) -> Callable[[str, Tensor], Tensor
         return here[plus] - here[minus]
 
     return s
+
+
+def activations(power: float, *, by_unit: bool = True, farthest: float = 6.0) -> Rescaling:
+    """Inputs of all weights of one size: their mean square times (fan-in)^power, as that of the
+    model's inputs.
+
+    Args:
+        power: 0 for equal root mean squares, 1 for equal norms.
+        by_unit: Whether every unit gets its own scale, or all units of a tensor one.
+        farthest: Of |log λ|.
+    """
+
+    def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
+        symmetry = prepared.symmetry
+        squares = {
+            name: values
+            for name, values in mean_squares(model, prepared.sample).items()
+            if values.dim() > 1 and name in symmetry.scalings
+        }
+        energies = {}
+        for name, values in squares.items():
+            each = values if by_unit else values.mean().expand_as(values)
+            energies[name] = each * (values[0].numel() ** power / values.numel())
+        scalings = {
+            name: replace(scaling, plus=torch.full_like(scaling.plus, FIXED))
+            for name, scaling in symmetry.scalings.items()
+        }
+        reading = replace(symmetry, scalings=scalings)
+        weights = {name: 1 / values.numel() for name, values in energies.items()}
+        problem = Problem.of(reading, energies, weights=weights)
+        return Exact(max_log_scale=farthest).solve(problem).log_scales.cpu()
+
+    return rescaling

@@ -45,11 +45,13 @@ class Optimizer(ABC):
         factors: Sequence[Tensor] | None = None,
     ) -> None:
         self.parameters = list(parameters)
-        self.rates = rates
+        # In the shapes of the parameters: broadcasting them takes several times as long as a step.
+        self.rates = [_along(rates, p).expand_as(p).contiguous().detach() for p in self.parameters]
+        if factors is not None:
+            self.rates = [rate * own for rate, own in zip(self.rates, factors, strict=True)]
         self.weight_decay = weight_decay
         self.schedule = schedule
         self.steps = steps
-        self.factors = factors
         self.done = torch.zeros((), dtype=torch.float64, device=rates.device)
 
     def tensors(self) -> list[Tensor]:
@@ -58,26 +60,23 @@ class Optimizer(ABC):
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Move the parameters by one step."""
-        rates = self.rates * factor(self.schedule, self.done, self.steps)
+        share = factor(self.schedule, self.done, self.steps)
         self.done += 1
-        spread = [_along(rates, parameter) for parameter in self.parameters]
-        if self.factors is not None:
-            spread = [rate * own for rate, own in zip(spread, self.factors, strict=True)]
-        self._move(gradients, spread)
+        self._move(gradients, share)
 
     @abstractmethod
-    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
-        """The step itself, with rates that broadcast to the parameters."""
+    def _move(self, gradients: Sequence[Tensor], share: Tensor) -> None:
+        """The step itself, with this share of the rates."""
 
 
 class SGD(Optimizer):
     """torch.optim.SGD without momentum."""
 
-    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
-        for parameter, gradient, rate in zip(self.parameters, gradients, rates, strict=True):
+    def _move(self, gradients: Sequence[Tensor], share: Tensor) -> None:
+        for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
             if self.weight_decay:
                 gradient = gradient.add(parameter, alpha=self.weight_decay)
-            parameter.addcmul_(gradient, rate, value=-1)
+            parameter.addcmul_(gradient * share, rate, value=-1)
 
 
 class Momentum(Optimizer):
@@ -90,13 +89,13 @@ class Momentum(Optimizer):
     def tensors(self) -> list[Tensor]:
         return [*super().tensors(), *self.velocities]
 
-    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
-        parts = zip(self.parameters, gradients, rates, self.velocities, strict=True)
+    def _move(self, gradients: Sequence[Tensor], share: Tensor) -> None:
+        parts = zip(self.parameters, gradients, self.rates, self.velocities, strict=True)
         for parameter, gradient, rate, velocity in parts:
             velocity.mul_(MOMENTUM).add_(gradient)
             if self.weight_decay:
                 velocity.add_(parameter, alpha=self.weight_decay)
-            parameter.addcmul_(velocity, rate, value=-1)
+            parameter.addcmul_(velocity * share, rate, value=-1)
 
 
 class AdamW(Optimizer):
@@ -110,17 +109,18 @@ class AdamW(Optimizer):
     def tensors(self) -> list[Tensor]:
         return [*super().tensors(), *self.means, *self.squares]
 
-    def _move(self, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
+    def _move(self, gradients: Sequence[Tensor], share: Tensor) -> None:
         # ``done`` counts this step already, as in torch.
         mean_share, square_share = (1 - beta**self.done for beta in BETAS)
-        parts = zip(self.parameters, gradients, rates, self.means, self.squares, strict=True)
+        parts = zip(self.parameters, gradients, self.rates, self.means, self.squares, strict=True)
         for parameter, gradient, rate, mean, square in parts:
             mean.lerp_(gradient, 1 - BETAS[0])
             square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
             if self.weight_decay:
-                parameter.mul_(1 - rate * self.weight_decay)
+                parameter.addcmul_(parameter, rate * (share * self.weight_decay), value=-1)
             length = square.sqrt().mul_(square_share.rsqrt()).add_(EPSILON)
-            parameter.addcmul_(torch.div(mean, length, out=length), rate / mean_share, value=-1)
+            direction = torch.div(mean, length, out=length).mul_(share / mean_share)
+            parameter.addcmul_(direction, rate, value=-1)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "momentum": Momentum, "adamw": AdamW}
