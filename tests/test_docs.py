@@ -110,6 +110,7 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
         for row in Rows(ROOT / "results" / "paper" / "tuned.jsonl")
     ]
     methods = ("as-is", "paper", "kernel-full", "norms", "curvature", "searched")
+    sentence_of = ("as-is", "kernel-full", "norms", "searched")
     by_title = {setting.title: name for name, setting in tuned.SETTINGS.items()}
 
     def stated(page: str, methods: tuple[str, ...]) -> int:
@@ -125,6 +126,12 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
         return len(lines)
 
     assert stated("docs/choosing.md", methods) == 5
+    sentence = re.search(
+        r"An MLP 3 × 500.*?protocol", (ROOT / "docs/choosing.md").read_text(), re.S
+    )
+    assert sentence is not None
+    found = [tuned.tuned(rows, "mlp-sgd", name) for name in methods if name in sentence_of]
+    assert re.findall(r"\d\.\d{3}", sentence[0]) == [f"{one.loss:.3f}" for one in found if one]
     assert stated("README.md", ("as-is", "kernel-full", "curvature")) == 4
 
 

@@ -607,11 +607,12 @@ def _mean_share(rows: Sequence[Row]) -> Claim:
         for method in METHODS
         if method not in (*SEARCHED, "as-is", "lsuv")
     }
-    told = {method: mean(found) for method, found in shares.items() if found}
-    if not told:
+    most = max((len(found) for found in shares.values()), default=0)
+    if not most:
         return Claim(paper=text, measured="", verdict="not run")
+    # Means over other settings could not be compared.
+    told = {method: mean(found) for method, found in shares.items() if len(found) == most}
     best = sorted(told, key=lambda method: -told[method])
-    most = max(len(found) for found in shares.values())
     measured = f"mean over {most} settings: " + ", ".join(
         f"{METHODS[method].title} {told[method]:.0%}" for method in best
     )
