@@ -2,6 +2,8 @@
 moments of a block's eigenvalues against dense matrices.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -10,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pathcond import find_symmetry, rescale_
+from pathcond import condition_, find_symmetry, rescale_
 from pathcond.condition import prepare
 from pathcond.networks import cifar_nv, mlp
-from pathcond_paper.training.candidates import Moments, activations
+from pathcond_paper.training.candidates import Moments, NormsByOutputs, activations
 from pathcond_paper.training.networks import LanguageModel, VisionTransformer, resnet20
 from pathcond_paper.training.reads import mean_squares
 
@@ -95,3 +97,25 @@ def test_moments_are_those_of_the_dense_matrices() -> None:
         H = J.T @ J
         assert traces[name] == pytest.approx(float(H.trace()), rel=0.1)
         assert sharpest[name] == pytest.approx(float(H.square().sum() / H.trace()), rel=0.15)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_norms_that_count_by_outputs_are_in_balance(batch_norm: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp((9, 4, 7), inputs=12, outputs=3, batch_norm=batch_norm).double()
+    x = torch.randn(20, 12).double()
+    options = {"normalization": "full", "criterion": NormsByOutputs(), "max_log_scale": math.inf}
+    condition_(model, x, **options)
+    weights = [p.detach() for p in model.parameters() if p.dim() > 1]
+    if batch_norm:
+        # in front of a BatchNorm every unit has norm one
+        for weight in weights[:-1]:
+            torch.testing.assert_close(
+                weight.norm(dim=1), torch.ones(len(weight)).double(), rtol=0.05, atol=0
+            )
+    else:
+        for into, out in itertools.pairwise(weights):
+            torch.testing.assert_close(
+                len(into) * into.square().sum(1), len(out) * out.square().sum(0), rtol=1e-4, atol=0
+            )
+    assert float(condition_(model, x, **options).log_scales.abs().max()) < 1e-6

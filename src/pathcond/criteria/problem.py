@@ -24,8 +24,12 @@ v_c, where v = C u is the u of every class. So a parameter tensor enters only th
 >>> problem = Problem.of(pathcond.find_symmetry(model, x), pathcond.diag_g(model, x))
 >>> problem.weight, problem.num_units
 (13.0, 3)
->>> u = torch.zeros(3, dtype=torch.float64)
->>> bool(problem.at(u).gradient @ problem.at(u).gradient >= 0)
+
+Where all energies are equal, the model is at its minimum already (prop. constant-diagonal):
+
+>>> ones = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+>>> problem = Problem.of(pathcond.find_symmetry(model, x), ones)
+>>> problem.at(problem.zero()).residual < 1e-15
 True
 """
 

@@ -69,7 +69,8 @@ class LayerScales:
             2**52, (self.num_layers,), generator=torch.Generator().manual_seed(0)
         ).to(layers.device)
         key = torch.zeros(C.num_classes, dtype=torch.long, device=layers.device)
-        # equal for classes that move alike, and only those
+        # A hash. Two classes that move differently share a key with a probability of 2^-52; then
+        # the start and the preconditioner are worse, and the minimum is the same.
         key.index_add_(0, C.classes, coefficients.long() * code[layers])
         distinct, kind = torch.unique(key, return_inverse=True)
         example = torch.zeros(len(distinct), dtype=torch.long, device=kind.device)

@@ -32,7 +32,16 @@ from pathcond.rows import Job, Result, Row
 from ..data import load
 from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import deviation, mean, settings_of, where
-from ..training.candidates import Moments, blend, bound, by_rank
+from ..training.candidates import (
+    Moments,
+    NormsByOutputs,
+    activations,
+    between,
+    blend,
+    bound,
+    by_rank,
+    minimise,
+)
 from ..training.methods import AS_IN_PAPER, Method
 from ..training.networks import LanguageModel, VisionTransformer, resnet20
 from ..training.optimizers import Schedule
@@ -84,6 +93,21 @@ METHODS: dict[str, Method] = {
     "norms-gain": Method(
         title="balanced norms, gain",
         condition={"normalization": "gain", "criterion": BalancedNorms()},
+    ),
+    "norms-by-outputs": Method(
+        title="balanced norms by outputs, full",
+        condition={"normalization": "full", "criterion": NormsByOutputs()},
+    ),
+    "activations": Method(
+        title="activations of one size, full", rescaling=activations(0, by_unit=False)
+    ),
+    "norms-activations": Method(
+        title="a quarter from norms to activations",
+        rescaling=between(minimise(BalancedNorms()), activations(1, by_unit=False), 0.25),
+    ),
+    "outputs-activations": Method(
+        title="a quarter from outputs to activations",
+        rescaling=between(minimise(NormsByOutputs()), activations(0, by_unit=False), 0.25),
     ),
     "teleport": Method(
         title="balanced norms, again after an epoch",
@@ -176,8 +200,16 @@ def _powers(lowest: int, highest: int) -> tuple[float, ...]:
 SMALL = partial(mlp, (112, 16, 112), inputs=784, outputs=784)
 DEEP = partial(mlp, (1000, 500, 250, 30, 250, 500, 1000), inputs=784, outputs=784)
 DIGITS = partial(mlp, (9, 2, 9), inputs=64, outputs=64)
-CONVOLUTIONS = ("as-is", "kernel-absorb", "kernel-full", "norms", "moments", "bound-kernel")
-TRANSFORMERS = ("as-is", "kernel-absorb", "kernel-full", "keep", "norms", "moments", "bound-kernel")
+CONVOLUTIONS = (
+    "as-is",
+    "kernel-absorb",
+    "kernel-full",
+    "norms",
+    "norms-by-outputs",
+    "norms-activations",
+    "outputs-activations",
+)
+TRANSFORMERS = (*CONVOLUTIONS, "keep")
 
 
 def _autoencoder(title: str, build: Callable[[], nn.Module], **options: Any) -> Setting:

@@ -16,6 +16,7 @@ some accuracy: their inner layers learn too slowly beside the last one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pathcond.criteria.criterion import Criterion
-from pathcond.criteria.norms import BalancedNorms
+from pathcond.criteria.norms import BalancedNorms, norm_problem
 from pathcond.criteria.problem import Problem
 from pathcond.curvature import Curvature
 from pathcond.lifting.lifting import diag_g
@@ -54,10 +55,52 @@ def minimise(criterion: Criterion) -> Rescaling:
     return rescaling
 
 
+def between(first: Rescaling, second: Rescaling, share: float = 0.5) -> Rescaling:
+    """A share of the way from one rescaling to another. Where neither depends on how the model is
+    scaled, this does not either.
+    """
+    return lambda model, prepared: torch.lerp(
+        first(model, prepared), second(model, prepared), share
+    )
+
+
 def blend() -> Rescaling:
     """Half way between curvature and balanced norms."""
-    parts = [minimise(Curvature(weight="size")), minimise(BalancedNorms())]
-    return lambda model, prepared: torch.stack([part(model, prepared) for part in parts]).mean(0)
+    return between(minimise(Curvature(weight="size")), minimise(BalancedNorms()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormsByOutputs(BalancedNorms):
+    """Balanced norms in which a weight counts as often as it has outputs: layers that feed many
+    units are to be small.
+
+    With torch's initialisation ‖W‖² is a third of the number of outputs, so that log-scales are
+    twice those of ``BalancedNorms``.
+    """
+
+    def energies(
+        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
+    ) -> Mapping[str, Tensor]:
+        powers = super().energies(symmetry, g, model)
+        return {name: values * _outputs(values) for name, values in powers.items()}
+
+    def problem(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+    ) -> Problem:
+        # Weights in front of a norm are held at norm one, which counts as often too.
+        ones = Problem.of(
+            symmetry,
+            {
+                name: torch.full_like(values, _outputs(values) ** 2 / values.numel())
+                for name, values in energies.items()
+            },
+        )
+        into, out = (side * math.exp(ones.log_total) for side in ones.at(ones.zero()).sides)
+        return norm_problem(symmetry, energies, self.p, sides=(into, out), held=into - out)
+
+
+def _outputs(values: Tensor) -> int:
+    return len(values) if values.dim() else 1
 
 
 def bound(criterion: Criterion) -> Rescaling:
