@@ -242,7 +242,7 @@ class _Outputs:
     def __init__(self, outputs: Any, loss: Callable[[Any], Tensor] | None) -> None:
         self.tensors = [
             leaf
-            for leaf in returned_leaves(outputs)
+            for leaf in returned_leaves(outputs, caches=False)
             if isinstance(leaf, Tensor) and leaf.requires_grad
         ]
         self.copies: list[Tensor] = []
@@ -358,7 +358,7 @@ class _Outputs:
 def _pushed(again: Callable[[Tensor], Any], block: Tensor, v: Tensor) -> list[Tensor]:
     """J v by forward differentiation of another call of the model."""
     with forward_ad.dual_level():
-        leaves = returned_leaves(again(forward_ad.make_dual(block, v)))
+        leaves = returned_leaves(again(forward_ad.make_dual(block, v)), caches=False)
         pairs = [
             forward_ad.unpack_dual(leaf)
             for leaf in leaves

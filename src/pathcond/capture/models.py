@@ -52,30 +52,57 @@ def fresh_call(model: nn.Module, example_inputs: Any) -> tuple[tuple, dict[str, 
     return tree_map(copied, as_call(example_inputs))  # type: ignore[no-any-return]
 
 
-def returned_leaves(outputs: Any) -> list[Any]:
-    """All tensors and plain values that a model returns, also those inside mappings and
-    distributions.
+def returned_leaves(outputs: Any, *, caches: bool = True) -> list[Any]:
+    """All tensors and plain values that a model returns, also those inside mappings, distributions
+    and other objects.
+
+    Args:
+        outputs: What a call returned.
+        caches: Whether to look into the caches of Hugging Face's models, which hold what the next
+            call of the same model will read.
 
     Raises:
         UnsupportedModelError: An object of a type that nobody can look into.
     """
     found: list[Any] = []
-    for leaf in tree_leaves(outputs):
+    seen: list[Any] = []  # the objects themselves: the id of one that is gone may be given again
+    waiting = tree_leaves(outputs)[::-1]
+    while waiting:
+        leaf = waiting.pop()
         if leaf is None or isinstance(leaf, (Tensor, *PLAIN)):
             found.append(leaf)
-        elif isinstance(leaf, torch.distributions.Distribution):
-            found += returned_leaves(
-                [part for part in vars(leaf).values() if isinstance(part, HELD)]
-            )
-        elif callable(getattr(leaf, "values", None)):  # a mapping that torch does not know
-            found += returned_leaves(list(leaf.values()))
+        elif any(leaf is known for known in seen) or (not caches and is_cache(leaf)):
+            continue
         else:
-            raise UnsupportedModelError(
-                f"the model returns an object of type {type(leaf).__name__}, whose tensors "
-                "cannot be seen: return "
-                "tensors, or register the type with torch.utils._pytree.register_pytree_node"
-            )
+            seen.append(leaf)
+            waiting += tree_leaves(_parts(leaf))[::-1]
     return found
+
+
+def is_cache(value: Any) -> bool:
+    """Whether an object is a cache of keys and values of Hugging Face's."""
+    return any(
+        kind.__name__ == "Cache" and kind.__module__.startswith("transformers.")
+        for kind in type(value).__mro__
+    )
+
+
+def _parts(value: Any) -> list[Any]:
+    """What an object holds."""
+    if isinstance(value, torch.distributions.Distribution):
+        return [part for part in vars(value).values() if isinstance(part, HELD)]
+    if callable(getattr(value, "values", None)):  # a mapping that torch does not know
+        return list(value.values())
+    slots = any(getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
+    if isinstance(value, type):
+        return []
+    if slots or callable(value) or not hasattr(value, "__dict__"):
+        raise UnsupportedModelError(
+            f"the model returns an object of type {type(value).__name__}, whose tensors "
+            "cannot be seen: return "
+            "tensors, or register the type with torch.utils._pytree.register_pytree_node"
+        )
+    return list(vars(value).values())
 
 
 def canonical_names(model: nn.Module) -> dict[str, str]:

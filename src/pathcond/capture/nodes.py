@@ -92,6 +92,8 @@ class Graph:
         varying: Calls that a number enters which was read from integer inputs: no constants,
             although they read no input.
         called: Parameters that any call reads, also those whose result reaches no output.
+        cached: Outputs that are returned inside a cache, for the model's own next call; they are
+            kept, and no paths end there.
         outlet: What becomes of the outputs, in words that follow "this unit".
     """
 
@@ -101,6 +103,7 @@ class Graph:
     training: bool
     varying: frozenset[Node] = frozenset()
     called: frozenset[str] = frozenset()
+    cached: frozenset[Node] = frozenset()
     outlet: str = "is an output of the model"
 
 

@@ -157,8 +157,12 @@ def trace_graph(
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
     trace.refuse_changing_buffers()
-    returned = [trace.output(leaf) for leaf in returned_leaves(result)]
-    outputs = [*returned, *trace.checked]
+    returned, everything = (
+        [trace.output(leaf) for leaf in returned_leaves(result, caches=caches)]
+        for caches in (False, True)
+    )
+    cached = [leaf for leaf in everything if isinstance(leaf, Node) and leaf not in returned]
+    outputs = [*returned, *cached, *trace.checked]
     return Graph(
         nodes=alive(trace.nodes, outputs),
         outputs=tuple(outputs),
@@ -166,6 +170,7 @@ def trace_graph(
         training=training,
         varying=frozenset(trace.varying),
         called=called_parameters(trace.nodes),
+        cached=frozenset(cached),
     )
 
 

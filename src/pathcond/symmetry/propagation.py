@@ -33,6 +33,7 @@ FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
 DRAWS = torch.Tag.nondeterministic_seeded
+IN_A_CACHE = "is returned in a cache (use_cache=False among the inputs leaves it out)"
 
 HANDWRITTEN_EPSILON = Rule(Column.of(handwritten_epsilon), NO_FAMILY)
 HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), NO_FAMILY)
@@ -113,7 +114,9 @@ class Propagation(Scales):
         self.node = Node(name="output", op="output")
         for output in tree_leaves(graph.outputs):
             if isinstance(output, Node):
-                self.pin(self.values[output], graph.outlet)
+                self.pin(
+                    self.values[output], IN_A_CACHE if output in graph.cached else graph.outlet
+                )
                 self.read_buffers.update({output.name} if output.op == "buffer" else ())
         for name in self.read_buffers & self.scalings.keys():
             self.freeze(name, "is read as a plain tensor too")
