@@ -1,6 +1,8 @@
 """What the documentation shows is what the code does."""
 
+import dataclasses
 import math
+import pkgutil
 import re
 import runpy
 import tomllib
@@ -161,6 +163,32 @@ def test_rules_are_real_operations() -> None:
 
 def test_public_names_exist() -> None:
     assert all(hasattr(pathcond, name) for name in pathcond.__all__)
+
+
+def test_names_that_pages_mention_exist() -> None:
+    """`Symmetry.factors`, `pathcond.theory.regime`, `rules/labels.py`."""
+    pages = {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+    missing = []
+    for path, text in pages.items():
+        for owner, name in re.findall(r"`(?:pathcond\.)?([A-Z]\w+)\.(\w+)", text):
+            known = getattr(pathcond, owner, None)
+            if known is not None and name not in {*dir(known), *_fields(known)}:
+                missing.append(f"{path.name}: {owner}.{name}")
+        for name in re.findall(r"`(pathcond(?:\.\w+)+)", text):
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                missing.append(f"{path.name}: {name}")
+        for name in re.findall(r"`(?:src/pathcond/)?((?:\w+/)+\w+\.py)`", text):
+            if not any((ROOT / root / name).exists() for root in ("", "src/pathcond")):
+                missing.append(f"{path.name}: {name}")
+    assert not missing
+
+
+def _fields(kind: object) -> set[str]:
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        return set()
+    return {field.name for field in dataclasses.fields(kind)}
 
 
 def test_the_api_pages_have_every_public_name() -> None:
