@@ -140,6 +140,7 @@ class Setting:
         held_out: Whether it is kept from every choice.
         train, test: Numbers of samples, None for all.
         at_once: How many runs are trained together; convolutions run one by one.
+        bfloat16: As in ``Recipe``.
         methods: Which are tried; None for all that make a difference.
     """
 
@@ -160,6 +161,7 @@ class Setting:
     train: int | None = None
     test: int | None = None
     at_once: int = 700
+    bfloat16: bool = False
     methods: Sequence[str] | None = None
 
     def tried(self) -> list[str]:
@@ -182,7 +184,7 @@ class Setting:
             schedule=self.schedule,
             weight_decay=self.weight_decay,
             augment=self.augment,
-            bfloat16=self.at_once == 1,
+            bfloat16=self.bfloat16,
             methods=methods,
             teleport_times=1,
         )
@@ -229,6 +231,7 @@ def _convolutions(title: str, build: Callable[[], nn.Module], **options: Any) ->
         epochs=6,
         normed=True,
         at_once=1,
+        bfloat16=True,
         methods=CONVOLUTIONS,
         **options,
     )
