@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import enum
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 import torch
@@ -11,8 +14,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..distributed.sharding import is_sharded
 from ..errors import UnsupportedModelError
 
-PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-HELD = (Tensor, torch.distributions.Distribution)
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, range, slice),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+# Types of C whose contents can be seen. Types that are written in Python are on the heap and can
+# be changed.
+KNOWN_CONTAINERS = {object, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict}
+HEAP, IMMUTABLE = 1 << 9, 1 << 8
 
 
 def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
@@ -25,6 +34,11 @@ def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
             "batch through it: "
             "pass a Tensor, a tuple of positional inputs or a dict of keyword inputs, e.g. "
             "torch.randn(2, 3, 224, 224)."
+        )
+    if any(is_cache(leaf) for leaf in tree_leaves(example_inputs)):
+        raise UnsupportedModelError(
+            "The example inputs hold a cache, into which the model writes: leave past_key_values "
+            "out."
         )
     if isinstance(example_inputs, Tensor):
         return (example_inputs,), {}
@@ -64,19 +78,23 @@ def returned_leaves(outputs: Any, *, caches: bool = True) -> list[Any]:
     Raises:
         UnsupportedModelError: An object of a type that nobody can look into.
     """
-    found: list[Any] = []
-    seen: list[Any] = []  # the objects themselves: the id of one that is gone may be given again
-    waiting = tree_leaves(outputs)[::-1]
-    while waiting:
-        leaf = waiting.pop()
-        if leaf is None or isinstance(leaf, (Tensor, *PLAIN)):
-            found.append(leaf)
-        elif any(leaf is known for known in seen) or (not caches and is_cache(leaf)):
-            continue
-        else:
-            seen.append(leaf)
-            waiting += tree_leaves(_parts(leaf))[::-1]
-    return found
+    return _leaves(outputs, caches, [])
+
+
+def _leaves(value: Any, caches: bool, seen: list[Any]) -> list[Any]:
+    if value is None or type(value) in PLAIN or isinstance(value, enum.Enum):
+        return [value]
+    if isinstance(value, Tensor):
+        return [
+            value,
+            *(leaf for part in vars(value).values() for leaf in _leaves(part, caches, seen)),
+        ]
+    if any(value is known for known in seen) or (not caches and is_cache(value)):
+        return []
+    if type(value) not in (list, tuple, dict):
+        # The object itself is kept: the id of one that is gone may be given again.
+        seen.append(value)
+    return [leaf for part in _parts(value) for leaf in _leaves(part, caches, seen)]
 
 
 def is_cache(value: Any) -> bool:
@@ -88,21 +106,32 @@ def is_cache(value: Any) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What an object holds."""
-    if isinstance(value, torch.distributions.Distribution):
-        return [part for part in vars(value).values() if isinstance(part, HELD)]
-    if callable(getattr(value, "values", None)):  # a mapping that torch does not know
-        return list(value.values())
-    slots = any(getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
+    """What an object holds: what it has as a container, and its attributes."""
     if isinstance(value, type):
-        return []
-    if slots or callable(value) or not hasattr(value, "__dict__"):
+        return [part for part in vars(value).values() if isinstance(part, Tensor)]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    kinds = type(value).__mro__
+    of_c = {kind for kind in kinds if not kind.__flags__ & HEAP or kind.__flags__ & IMMUTABLE}
+    slots = any(getattr(kind, "__slots__", ()) for kind in kinds if kind not in of_c)
+    # Functions see more than their attributes.
+    hides = callable(value) and not isinstance(value, torch.distributions.Transform)
+    if hides or slots or not of_c <= KNOWN_CONTAINERS:
         raise UnsupportedModelError(
             f"the model returns an object of type {type(value).__name__}, whose tensors "
             "cannot be seen: return "
             "tensors, or register the type with torch.utils._pytree.register_pytree_node"
         )
-    return list(vars(value).values())
+    if callable(getattr(value, "keys", None)) and callable(getattr(value, "values", None)):
+        # keys may be tensors
+        held = [*(key for key in value.keys() if isinstance(key, Tensor)), *value.values()]  # noqa: SIM118
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        held = list(value)
+    else:
+        held = []
+    attributes = getattr(value, "__dict__", {}).values()
+    # Hugging Face's outputs hold everything twice.
+    return held + [part for part in attributes if not any(part is known for known in held)]
 
 
 def canonical_names(model: nn.Module) -> dict[str, str]:

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import inspect
 import operator
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -154,6 +154,7 @@ def trace_graph(
                 f"the model catches what stops its capture, and goes another way: {trace.refused}"
             ) from trace.refused
         trace.note_reassigned(model)
+        trace.note_kept(model)
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
     trace.refuse_changing_buffers()
@@ -486,6 +487,34 @@ class _Trace:
                     )
                 )
                 self.written.add(name)
+
+    def note_kept(self, model: nn.Module) -> None:
+        """``self.previous = hidden``: a later call, or the training loop, may read it. What is
+        computed and kept in an attribute is held as outputs are.
+        """
+        tables = ("_parameters", "_buffers", "_modules")
+        for module in model.modules():
+            kept = [value for name, value in vars(module).items() if name not in tables]
+            for tensor in (tensor for value in kept for tensor in _tensors_in(value)):
+                if tensor in self._node and self._node[tensor].target is not None:
+                    self.checked.append(self._node[tensor])
+
+
+def _tensors_in(value: Any, depth: int = 3, objects: bool = True) -> Iterator[Tensor]:
+    """Tensors in a value, in containers a few levels deep, and in attributes of an object."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, (list, tuple, set, deque)):
+        parts = list(value)
+    elif objects and hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
+        parts, objects = list(vars(value).values()), False
+    else:
+        return
+    for part in parts if depth else ():
+        yield from _tensors_in(part, depth - 1, objects)
 
 
 def _named_inputs(
