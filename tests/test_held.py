@@ -80,6 +80,12 @@ def test_weights_frozen_after_the_search_are_noticed() -> None:
         pathcond.rescale_(model, symmetry, torch.ones(symmetry.num_units))
 
 
+@pytest.mark.parametrize("exclude", [None, 3, [1], {"0": 1}])
+def test_what_is_no_name_cannot_be_excluded(exclude: Any) -> None:
+    with pytest.raises(TypeError, match="exclude takes names or patterns"):
+        pathcond.find_symmetry(nn.Linear(2, 1), torch.ones(3, 2), exclude=exclude)
+
+
 @pytest.mark.parametrize(
     ("exclude", "units"), [("4.weight", 4), ("2", 0), (["*.bias"], 0), (["0.*"], 5), ((), 9)]
 )

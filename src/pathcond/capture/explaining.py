@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 from .decisions import DecisionError
+from .models import HiddenOutputError
 from .nodes import TORCH_FOLDER
 
 OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -34,6 +35,8 @@ def capture_error(
     head = (
         f"{type(model).__name__} could not be captured in {'train' if training else 'eval'} mode: "
     )
+    if isinstance(traced, HiddenOutputError):
+        return UnsupportedModelError(f"{head}{traced}.")
     if isinstance(traced, DecisionError):
         return UnsupportedModelError(f"{head}its control flow depends on the data. {traced}")
     if isinstance(traced, UnsupportedModelError):

@@ -24,6 +24,10 @@ KNOWN_CONTAINERS = {object, list, tuple, dict, set, frozenset, deque, OrderedDic
 HEAP, IMMUTABLE = 1 << 9, 1 << 8
 
 
+class HiddenOutputError(UnsupportedModelError):
+    """The model returns something that nobody can look into."""
+
+
 def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
     """Example inputs (Tensor, tuple, list or dict) as positional and keyword arguments of one
     forward call.
@@ -76,7 +80,7 @@ def returned_leaves(outputs: Any, *, caches: bool = True) -> list[Any]:
             call of the same model will read.
 
     Raises:
-        UnsupportedModelError: An object of a type that nobody can look into.
+        HiddenOutputError: An object of a type that nobody can look into.
     """
     return _leaves(outputs, caches, [])
 
@@ -117,10 +121,9 @@ def _parts(value: Any) -> list[Any]:
     # Functions see more than their attributes.
     hides = callable(value) and not isinstance(value, torch.distributions.Transform)
     if hides or slots or not of_c <= KNOWN_CONTAINERS:
-        raise UnsupportedModelError(
+        raise HiddenOutputError(
             f"the model returns an object of type {type(value).__name__}, whose tensors "
-            "cannot be seen: return "
-            "tensors, or register the type with torch.utils._pytree.register_pytree_node"
+            "cannot be seen: return tensors, or an object that has them as attributes"
         )
     if callable(getattr(value, "keys", None)) and callable(getattr(value, "values", None)):
         # keys may be tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -42,6 +42,7 @@ def list_excluded(model: nn.Module, exclude: str | Iterable[str]) -> dict[str, s
         exclude: Names of parameters or modules, or patterns with ``*``, ``?`` and ``[...]``.
 
     Raises:
+        TypeError: ``exclude`` is something else.
         ValueError: Something in ``exclude`` names nothing of the model.
 
     >>> from torch import nn
@@ -49,7 +50,12 @@ def list_excluded(model: nn.Module, exclude: str | Iterable[str]) -> dict[str, s
     >>> list(list_excluded(model, ["2", "*.bias"]))
     ['2.weight', '2.bias', '0.bias']
     """
-    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    patterns = [exclude] if isinstance(exclude, str) else exclude
+    if isinstance(patterns, Mapping) or not isinstance(patterns, Iterable):
+        raise TypeError(f"exclude takes names or patterns, as a string or a list, not {exclude!r}")
+    patterns = list(patterns)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"exclude takes names or patterns, not {exclude!r}")
     names = canonical_names(model)
     found: dict[str, str] = {}
     unmatched = []
