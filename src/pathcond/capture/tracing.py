@@ -490,14 +490,17 @@ class _Trace:
 
     def note_kept(self, model: nn.Module) -> None:
         """``self.previous = hidden``: a later call, or the training loop, may read it. What is
-        computed and kept in an attribute is held as outputs are.
+        computed from inputs and kept in an attribute is held as outputs are; weights that are
+        computed from others (weight norm, pruning) are made anew in every call.
         """
         tables = ("_parameters", "_buffers", "_modules")
         for module in model.modules():
             kept = [value for name, value in vars(module).items() if name not in tables]
             for tensor in (tensor for value in kept for tensor in _tensors_in(value)):
                 if tensor in self._node and self._node[tensor].target is not None:
-                    self.checked.append(self._node[tensor])
+                    origins = self._origins[tensor]
+                    if origins.integers or any(o.startswith("input ") for o in origins.floats):
+                        self.checked.append(self._node[tensor])
 
 
 def _tensors_in(value: Any, depth: int = 3, objects: bool = True) -> Iterator[Tensor]:
