@@ -18,6 +18,7 @@ from torch.func import functional_call, hessian, jacrev
 
 import pathcond
 from pathcond import (
+    BalancedLayers,
     BalancedNorms,
     Criterion,
     Curvature,
@@ -30,6 +31,7 @@ from pathcond import (
     condition_,
     diag_g,
     find_symmetry,
+    measure_reads,
 )
 from pathcond.capture.outputs import output_change
 from pathcond.integrations.shared import ConditionedTraining, counts_at
@@ -38,7 +40,12 @@ from pathcond.solvers.balance import WIDTH, balance_point
 from .cases import CASES, make, prepared
 from .zoo import NORMALIZATIONS, outputs
 
-CRITERIA = {"paths": PathKernel(), "curvature": Curvature(), "norms": BalancedNorms()}
+CRITERIA: dict[str, Criterion] = {
+    "paths": PathKernel(),
+    "curvature": Curvature(),
+    "norms": BalancedNorms(),
+    "layers": BalancedLayers(),
+}
 NO_SECOND_DERIVATIVE = "embedding_bags"
 
 
@@ -84,6 +91,12 @@ def test_balanced_norms_twice_do_nothing(name: str, normalization: str) -> None:
     twice_does_nothing(BalancedNorms(), name, normalization)
 
 
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_balanced_layers_twice_do_nothing(name: str, normalization: str) -> None:
+    twice_does_nothing(BalancedLayers(), name, normalization)
+
+
 @pytest.mark.parametrize("normalization", ["absorb", "full"])
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {NO_SECOND_DERIVATIVE}))
 def test_curvature_twice_does_nothing(name: str, normalization: str) -> None:
@@ -113,16 +126,20 @@ def test_energies_follow_the_law(key: str, name: str, normalization: str) -> Non
     criterion = CRITERIA[key]
     model, inputs = make(name)
     symmetry = find_symmetry(model, inputs, normalization=normalization)
-    before = criterion.energies(symmetry, diag_g(model, inputs), model)
+    before = criterion.energies(symmetry, measure(criterion, model, inputs), model)
     scales = 0.3 * torch.randn(symmetry.num_units, dtype=torch.float64)
     pathcond.rescale_(model, symmetry, scales, train_tolerance=None)
-    after = criterion.energies(symmetry, diag_g(model, inputs), model)
+    after = criterion.energies(symmetry, measure(criterion, model, inputs), model)
     factors, power = symmetry.factors(scales), criterion.problem(symmetry, before, model).power
     for parameter, values in before.items():
         expected = values * factors[parameter] ** -power
         torch.testing.assert_close(
             after[parameter], expected, rtol=1e-6, atol=1e-12 * float(expected.max())
         )
+
+
+def measure(criterion: Criterion, model: nn.Module, inputs: Any) -> Mapping[str, Any]:
+    return (measure_reads if criterion.measures == "reads" else diag_g)(model, inputs)
 
 
 class TestCurvature:
@@ -202,7 +219,7 @@ class TestCurvature:
     def test_the_trace_is_the_mean_over_random_directions(
         self, with_loss: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pathcond.curvature, "DIRECTIONS", 4000)
+        monkeypatch.setattr(pathcond.measured.curvature, "DIRECTIONS", 4000)
         model, x = make("mlp")
         labels = torch.tensor([0, 1, 1, 0, 1, 0])
         loss = (lambda out: nn.functional.cross_entropy(out, labels)) if with_loss else None

@@ -272,10 +272,10 @@ class Gathered:
         return made
 
 
-def shards(rank: int, kind: str, normalization: Any, solver: pathcond.solvers.Solver) -> Any:
+def shards(rank: int, kind: str, options: dict[str, Any]) -> Any:
     build, shape = (network, (16, 6)) if kind == "network" else (convolutional, (8, 2, 8, 8))
     model = build()
-    options: dict[str, Any] = {"solver": solver, "normalization": normalization}
+    normalization = options["normalization"]
     prepared = pathcond.prepare(model, data(shape, seed=10), normalization=normalization)
     model = shard(model)
     report = pathcond.condition_(model, prepared, **options)
@@ -306,21 +306,22 @@ def shards(rank: int, kind: str, normalization: Any, solver: pathcond.solvers.So
 
 
 @pytest.mark.parametrize(
-    ("kind", "normalization", "solver"),
+    ("kind", "options"),
     [
-        ("network", "absorb", pathcond.Exact()),
-        ("network", "absorb", pathcond.CoordinateDescent()),
-        ("network", "absorb", pathcond.ENorm()),
-        ("convolutional", "full", pathcond.Exact()),
+        ("network", {"normalization": "absorb"}),
+        ("network", {"normalization": "absorb", "solver": pathcond.CoordinateDescent()}),
+        ("network", {"normalization": "absorb", "solver": pathcond.ENorm()}),
+        ("convolutional", {"normalization": "full"}),
+        ("convolutional", {"normalization": "full", "criterion": pathcond.BalancedLayers()}),
     ],
+    ids=["exact", "sweeps", "enorm", "convolutional", "layers"],
 )
 def test_shards_are_conditioned_as_the_whole_is(
-    kind: str, normalization: Any, solver: pathcond.solvers.Solver, tmp_path: Path
+    kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    first, second = spawned(shards, tmp_path, 2, kind, normalization, solver)
+    first, second = spawned(shards, tmp_path, 2, kind, options)
     build, shape = (network, (16, 6)) if kind == "network" else (convolutional, (8, 2, 8, 8))
     model = build()
-    options: dict[str, Any] = {"solver": solver, "normalization": normalization}
     report = pathcond.condition_(model, data(shape, seed=10), **options)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     handle = pathcond.teleport(optimizer, model, data(shape, seed=10), every=4, **options)

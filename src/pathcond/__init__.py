@@ -4,7 +4,7 @@ report = pathcond.condition_(model, example_inputs)           # all of the below
 handle = pathcond.teleport(optimizer, model, example_inputs)  # the same every few steps of training
 symmetry = pathcond.find_symmetry(model, example_inputs)      # what can be rescaled
 pathcond.solve(symmetry, g, solver=pathcond.Exact())           # the best log-scales
-pathcond.PathKernel(), Curvature(), BalancedNorms()           # what is balanced
+pathcond.PathKernel(), Curvature(), BalancedNorms(), BalancedLayers()   # what is balanced
 pathcond.rescale_(model, symmetry, log_scales)                # in place, verified, all or nothing
 pathcond.diag_g(model, example_inputs)                        # diagonal of G = ∂Φᵀ∂Φ
 pathcond.path_norm(model, example_inputs, p=2)                # ‖Φ‖_p
@@ -16,7 +16,6 @@ from . import reference, theory
 from .condition import condition_, prepare
 from .criteria.criterion import Criterion, PathKernel
 from .criteria.norms import BalancedNorms
-from .curvature import Curvature
 from .errors import (
     DivergedError,
     EnergyRangeError,
@@ -26,7 +25,10 @@ from .errors import (
     UnsupportedModelError,
 )
 from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
+from .lifting.reads import Reads, measure_reads
 from .lifting.sample import Prepared
+from .measured.curvature import Curvature
+from .measured.layers import BalancedLayers
 from .rates import RateComparison, compare_rates
 from .report import Report
 from .rescaling.rescale import Rescaling, rescale_
@@ -37,6 +39,7 @@ from .teleport import Teleportation, teleport
 __version__ = "0.1.0"
 
 __all__ = [
+    "BalancedLayers",
     "BalancedNorms",
     "CoordinateDescent",
     "Criterion",
@@ -49,6 +52,7 @@ __all__ = [
     "PathKernel",
     "Prepared",
     "RateComparison",
+    "Reads",
     "Report",
     "Rescaling",
     "RescalingError",
@@ -64,6 +68,7 @@ __all__ = [
     "diag_g",
     "find_symmetry",
     "log10_paths",
+    "measure_reads",
     "path_norm",
     "prepare",
     "reference",

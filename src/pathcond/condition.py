@@ -23,6 +23,7 @@ from .distributed.ranks import Ranks, is_ambiguous
 from .distributed.sharding import local
 from .errors import TrainChangeError
 from .lifting.lifting import capture_sample, diag_g
+from .lifting.reads import measure_reads
 from .lifting.sample import Prepared
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescaling.optimizer_state import Optimizers
@@ -160,7 +161,7 @@ def condition_(
         example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword
             inputs; or what ``prepare`` made.
         criterion: What is balanced: ``PathKernel()`` (the paper's), ``Curvature()``,
-            ``BalancedNorms()`` or one of your own.
+            ``BalancedNorms()``, ``BalancedLayers()`` or one of your own.
         pace: "keep" takes the best of the rescalings that leave the sum of the criterion's energies
             as it was, so that the learning rate can stay; None takes the best of all.
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``, which
@@ -238,11 +239,14 @@ def condition_(
             round_to_power_of_two = is_low_precision(unwrap(model), symmetry, copies)
 
     with ranks.together(), stages("energy"):
-        needed = describe or (solver.needs_energy and criterion.needs_diagonal)
+        needed = describe or (solver.needs_energy and criterion.measures == "diagonal")
         g: dict[str, Tensor] = {}
         if needed and ranks.computes:
             g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
-        posed = _pose(symmetry, g, solver, criterion, model) if ranks.computes else None
+        measured: Mapping[str, Any] = g
+        if solver.needs_energy and criterion.measures == "reads" and ranks.computes:
+            measured = measure_reads(model, prepared.sample, approximate=approximate)
+        posed = _pose(symmetry, measured, solver, criterion, model) if ranks.computes else None
 
     boxes = Boxes(symmetry, model, ranks, solver, max_log_scale)
 
@@ -333,16 +337,21 @@ def _warn_of_what_may_hurt(report: Report) -> None:
 
 
 def _pose(
-    symmetry: Symmetry, g: dict[str, Tensor], solver: Solver, criterion: Criterion, model: nn.Module
+    symmetry: Symmetry,
+    measured: Mapping[str, Any],
+    solver: Solver,
+    criterion: Criterion,
+    model: nn.Module,
 ) -> Problem | str:
     """The problem on all rescalings, or why there is none to solve."""
     if not symmetry.num_units:
         return "nothing can be rescaled"
     if not solver.needs_energy:
-        return solver.problem(symmetry, g, model, None)
-    if criterion.needs_diagonal and not _positive(select_counted(symmetry, g)):
+        return solver.problem(symmetry, {}, model, None)
+    diagonal = criterion.measures == "diagonal"
+    if diagonal and not _positive(select_counted(symmetry, measured)):
         return "no trainable parameter lies on a path (diag G is zero): nothing to condition"
-    energies = criterion.energies(symmetry, g, model)
+    energies = criterion.energies(symmetry, measured, model)
     if not _positive(select_counted(symmetry, energies)):
         return f"no parameter has an energy by {criterion!r}: nothing to condition"
     return solver.problem(symmetry, energies, model, None, criterion)

@@ -119,6 +119,28 @@ def test_the_grid_grows_until_the_best_rate_is_inside(
     assert results[1]["learning_rate"] == results[2]["learning_rate"] == [best / 2, best, 2 * best]
 
 
+@pytest.mark.parametrize("method", ["as-is", "searched"])
+def test_what_was_chosen_in_an_earlier_sweep_is_not_trained_again(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "smoke-digits-ae-sgd"
+    monkeypatch.setitem(tuned.SMOKE, name, replace(tuned.SMOKE[name], rates=(0.25, 0.5, 1.0)))
+    jobs = [{"setting": name, "method": method, "seed": seed} for seed in (0, 1)]
+    whole = list(tuned.run(jobs, Place(), lambda share, what: None))
+    first = Row(whole[0][0], whole[0][1], {})
+    trained: list[Run] = []
+    train = tuned.train
+    monkeypatch.setattr(
+        tuned, "train", lambda runs, *rest: trained.extend(runs) or train(runs, *rest)
+    )
+    ((job, result),) = tuned.run(jobs[1:], Place(rows=[first]), lambda share, what: None)
+    assert job == jobs[1]
+    assert {run.seed for run in trained} == {1}
+    assert result["learning_rate"] == whole[1][1]["learning_rate"]
+    # scales of a search are rounded in its row
+    assert result["test_loss"] == pytest.approx(whole[1][1]["test_loss"], rel=1e-3)
+
+
 def test_methods_are_told_at_the_best_of_three_rates() -> None:
     rows = [
         row("ae-sgd", "as-is", 0, {1.0: 0.5, 2.0: 0.4, 4.0: 0.404, 8.0: math.inf}),

@@ -41,10 +41,12 @@ class Place:
     Attributes:
         device: A torch device.
         data: Folder of the data sets; None for the default one.
+        rows: The figure's runs that are finished already, for those that build on them.
     """
 
     device: str = "cpu"
     data: Path | None = None
+    rows: Sequence[Row] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,11 @@ from ..capture.usable import unusable_weights
 from ..condition import condition_
 from ..criteria.criterion import Criterion, PathKernel
 from ..criteria.norms import BalancedNorms
-from ..curvature import Curvature
 from ..files import refuse_special
 from ..lifting.lifting import capture_sample, log10_paths, off_path, path_norm
 from ..lifting.sample import Prepared
+from ..measured.curvature import Curvature
+from ..measured.layers import BalancedLayers
 from ..report.text import paths_table
 from ..solvers import CoordinateDescent, ENorm, Exact
 from ..symmetry.symmetry import find_symmetry
@@ -74,6 +75,7 @@ class CriterionName(StrEnum):
     paths = "paths"
     curvature = "curvature"
     norms = "norms"
+    layers = "layers"
 
 
 class PaceName(StrEnum):
@@ -87,6 +89,7 @@ CRITERIA: dict[CriterionName, Criterion] = {
     CriterionName.paths: PathKernel(),
     CriterionName.curvature: Curvature(),
     CriterionName.norms: BalancedNorms(),
+    CriterionName.layers: BalancedLayers(),
 }
 SOLVERS = {
     SolverName.exact: Exact(),

@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -38,24 +38,25 @@ class Criterion(ABC):
     are.
 
     Attributes:
-        needs_diagonal: Whether ``energies`` looks at diag(G). Where it does not, g may be empty.
+        measures: What ``energies`` is given: the "diagonal" of G, what weights "reads"
+            (``measure_reads``), or nothing.
         shares_energy: Whether the energies fall as weights grow, and F has a linear term; then
             ``pace="keep"`` makes sense.
     """
 
-    needs_diagonal: ClassVar[bool] = True
+    measures: ClassVar[Literal["diagonal", "reads"] | None] = "diagonal"
     shares_energy: ClassVar[bool] = True
 
     @abstractmethod
     def energies(
-        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
+        self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None
     ) -> Mapping[str, Tensor]:
         """E by parameter name, each in its parameter's shape, not negative; entries of zero do not
         count.
 
         Args:
             symmetry: Of the model; ``symmetry.example_inputs`` is the batch.
-            g: diag(G) of the trainable parameters, float64.
+            g: diag(G) of the trainable parameters, float64; or what else it ``measures``.
             model: The model, not to be changed.
         """
 
@@ -105,8 +106,8 @@ def refuse_other_than_criterion(criterion: object) -> None:
     """Raise where a name or a class was given in place of a criterion."""
     if not isinstance(criterion, Criterion):
         raise TypeError(
-            "criterion must be PathKernel(), Curvature(), BalancedNorms() or a Criterion of "
-            f"your own, not {criterion!r}"
+            "criterion must be PathKernel(), Curvature(), BalancedNorms(), BalancedLayers() or a "
+            f"Criterion of your own, not {criterion!r}"
         )
 
 

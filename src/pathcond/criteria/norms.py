@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class BalancedNorms(Criterion):
     """
 
     p: float = 2
-    needs_diagonal: ClassVar[bool] = False
+    measures: ClassVar[Literal["diagonal", "reads"] | None] = None
     shares_energy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class BalancedNorms(Criterion):
             raise ValueError(f"BalancedNorms needs a positive, finite p, not {self.p}")
 
     def energies(
-        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
+        self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None
     ) -> Mapping[str, Tensor]:
         """|θ|^p of all weights that some unit rescales; of vectors, where no weight is on that side
         of the unit.

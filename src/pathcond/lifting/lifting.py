@@ -386,7 +386,7 @@ class Walk:
         support: bool = False,
         count: bool = False,
         watch: Callable[[Node, PathSum], None] = lambda node, paths: None,
-        kind: type[EnergyPass] = EnergyPass,
+        kind: Callable[..., EnergyPass] = EnergyPass,
         measure_all: bool = False,
     ) -> Lifted:
         """One walk.
@@ -553,7 +553,7 @@ def _to_maximum_one(paths: PathSum) -> PathSum:
 
 
 def _into_exponent(paths: PathSum) -> PathSum:
-    peak = float(paths.power.max()) if paths.power.numel() else 0.0
+    peak = float(paths.power.detach().max()) if paths.power.numel() else 0.0
     if peak < LARGE:
         return paths
     shift = math.frexp(peak)[1]

@@ -5,6 +5,7 @@ is their one verb.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ DEFAULT = Exact()
 
 def solve(
     symmetry: Symmetry,
-    g: Mapping[str, Tensor],
+    g: Mapping[str, Any],
     *,
     solver: Solver = DEFAULT,
     criterion: Criterion = PATH_KERNEL,
@@ -36,11 +37,12 @@ def solve(
 
     Args:
         symmetry: From ``find_symmetry``.
-        g: From ``diag_g``.
+        g: From ``diag_g``; for ``BalancedLayers``, from ``measure_reads``.
         solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``.
-        criterion: ``PathKernel()``, ``Curvature()``, ``BalancedNorms()`` or one of your own.
+        criterion: ``PathKernel()``, ``Curvature()``, ``BalancedNorms()``, ``BalancedLayers()`` or
+            one of your own.
         pace: "keep" leaves the sum of the energies as it is.
-        model: For whatever looks at the weights: ``Curvature``, ``BalancedNorms`` and ``ENorm``.
+        model: For whatever looks at the weights: all criteria but ``PathKernel``, and ``ENorm``.
         bounds: Least and greatest log λ of every unit, as ``symmetry.log_scale_bounds(model)``
             gives them.
 

@@ -93,7 +93,7 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     sides = ones.at(ones.zero()).sides
     # One entry in n of such a unit has the mean square 1/n: the norm of its weights is 1.
     held = (sides[0] - sides[1]) * math.exp(ones.log_total) / ones.slope.abs().clamp(min=1.0)
-    centre, known = _balance(norm_problem(symmetry, squares, 2, sides=sides, held=held))
+    centre, known = find_balance(norm_problem(symmetry, squares, 2, sides=sides, held=held))
     return torch.where(known, centre, 0.0), known
 
 
@@ -124,8 +124,12 @@ def _two_sided(symmetry: Symmetry, model: nn.Module) -> Tensor:
     return ((into > 0) & (out > 0)).cpu()
 
 
-def _balance(problem: Problem) -> tuple[Tensor, Tensor]:
-    """log λ that brings every unit into balance, and whether it is known, (num_units,) each."""
+def find_balance(problem: Problem) -> tuple[Tensor, Tensor]:
+    """log λ that brings every unit into balance, and whether it is known, (num_units,) each.
+
+    Args:
+        problem: Of norms, by ``norm_problem``.
+    """
     u = problem.zero()
     movable = problem.upper > 0
     imbalance = _imbalance(problem)

@@ -25,7 +25,8 @@ from torch import nn
 
 from pathcond.criteria.criterion import PathKernel
 from pathcond.criteria.norms import BalancedNorms
-from pathcond.curvature import Curvature
+from pathcond.measured.curvature import Curvature
+from pathcond.measured.layers import BalancedLayers
 from pathcond.networks import cifar_nv, mlp
 from pathcond.rows import Job, Result, Row
 
@@ -34,7 +35,6 @@ from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import deviation, mean, settings_of, where
 from ..training.candidates import (
     Moments,
-    NormsByOutputs,
     activations,
     between,
     blend,
@@ -58,8 +58,9 @@ EXTENSIONS = 6  # of the grid, by a factor of two each
 NEAR = 0.01  # above the least loss, as a share of it: what counts as near the best
 GOAL = 0.8  # of the searched gain
 SEARCHED = ("searched", "searched-rates")
-DRAWN = ("as-is", "paper", "kernel-full", "curvature", "curvature-by-size", "norms", "searched")
+DRAWN = ("as-is", "paper", "kernel-full", "curvature", "norms", "outputs-activations", "searched")
 BY_SIZE = Curvature(weight="size")
+BY_OUTPUTS = BalancedLayers(share=0.0, front=1.0)
 METHODS: dict[str, Method] = {
     "as-is": Method(title="as is"),
     "paper": Method(title="ten sweeps, as in the paper", condition=AS_IN_PAPER),
@@ -96,7 +97,7 @@ METHODS: dict[str, Method] = {
     ),
     "norms-by-outputs": Method(
         title="balanced norms by outputs, full",
-        condition={"normalization": "full", "criterion": NormsByOutputs()},
+        condition={"normalization": "full", "criterion": BY_OUTPUTS},
     ),
     "activations": Method(
         title="activations of one size, full", rescaling=activations(0, by_unit=False)
@@ -107,7 +108,19 @@ METHODS: dict[str, Method] = {
     ),
     "outputs-activations": Method(
         title="a quarter from outputs to activations",
-        rescaling=between(minimise(NormsByOutputs()), activations(0, by_unit=False), 0.25),
+        rescaling=between(minimise(BY_OUTPUTS), activations(0, by_unit=False), 0.25),
+    ),
+    "layers-gain": Method(
+        title="balanced layers, gain",
+        condition={"normalization": "gain", "criterion": BalancedLayers()},
+    ),
+    "layers": Method(
+        title="balanced layers, full",
+        condition={"normalization": "full", "criterion": BalancedLayers()},
+    ),
+    "layers-front": Method(
+        title="balanced layers, full, fronts at norm one",
+        condition={"normalization": "full", "criterion": BalancedLayers(front=1.0)},
     ),
     "teleport": Method(
         title="balanced norms, again after an epoch",
@@ -121,8 +134,15 @@ METHODS: dict[str, Method] = {
     "searched": Method(title="searched, one scale per layer"),
     "searched-rates": Method(title="the same as rates of parameters", as_rates=True),
 }
-# Without normalization layers these are "kernel-full" and "norms".
-NEED_A_NORM = ("kernel-paper", "kernel-absorb", "kernel-gain", "norms-gain")
+# Without normalization layers these are "kernel-full", "norms" and "layers".
+NEED_A_NORM = (
+    "kernel-paper",
+    "kernel-absorb",
+    "kernel-gain",
+    "norms-gain",
+    "layers-gain",
+    "layers-front",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +230,9 @@ CONVOLUTIONS = (
     "norms-by-outputs",
     "norms-activations",
     "outputs-activations",
+    "layers-gain",
+    "layers",
+    "layers-front",
 )
 TRANSFORMERS = (*CONVOLUTIONS, "keep")
 
@@ -380,9 +403,15 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
-    """Let the first seed choose the rates, then train the others at them."""
+    """Let the first seed choose the rates, unless it did in an earlier sweep, then train the others
+    at them.
+    """
+    name = jobs[0]["setting"]
     methods = list(dict.fromkeys(job["method"] for job in jobs))
-    comparison = _Comparison(_setting(jobs[0]["setting"]), place, methods, progress)
+    chosen = {
+        row.job["method"]: row.result for row in where(place.rows, setting=name, seed=CHOOSING)
+    }
+    comparison = _Comparison(_setting(name), place, methods, chosen, progress)
     comparison.choose()
     yield from comparison.results(jobs, CHOOSING)
     fresh = sorted({job["seed"] for job in jobs} - {CHOOSING})
@@ -392,36 +421,53 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
 
 
 class _Comparison:
-    """Methods of one setting, each at its own rates."""
+    """Methods of one setting, each at its own rates; ``chosen`` has what the choosing seed came to,
+    of methods for which it is known.
+    """
 
     def __init__(
-        self, setting: Setting, place: Place, methods: Sequence[str], progress: Progress
+        self,
+        setting: Setting,
+        place: Place,
+        methods: Sequence[str],
+        chosen: Mapping[str, Result],
+        progress: Progress,
     ) -> None:
         self.setting = setting
         self.methods = methods
+        self.chosen = chosen
         self.progress = progress
         dataset = load(setting.dataset, place.data)
         self.data = Data.of(dataset, place.device, train=setting.train, test=setting.test)
         known = dict(METHODS)
         if set(methods) & set(SEARCHED):
-            recipe = setting.recipe(METHODS)
-            found = search(recipe, self.data, setting.rates, setting.candidates, progress)
+            scales = self._searched()
             for method in SEARCHED:
-                known[method] = replace(METHODS[method], layer_scales=found.log_scales)
+                known[method] = replace(METHODS[method], layer_scales=scales)
         every = len(self.data.x) // setting.batch
         self.recipe = replace(setting.recipe(known), teleport_every=every)
         self.starts = Starts(self.recipe, self.data.x[: setting.batch])
         self.curves: dict[Run, Curves] = {}
 
+    def _searched(self) -> Sequence[float]:
+        """The best scales of a search, or those that an earlier one found."""
+        if "searched" in self.chosen:
+            found: Sequence[float] = self.chosen["searched"]["layer_scales"]
+            return found
+        setting, recipe = self.setting, self.setting.recipe(METHODS)
+        return search(
+            recipe, self.data, setting.rates, setting.candidates, self.progress
+        ).log_scales
+
     def choose(self) -> None:
         """Train the choosing seed on the grid, and on more rates where one that is as good as the
         best is at an end: units that died at every rate of the grid make it flat.
         """
-        rates = {method: list(self.setting.rates) for method in self.methods}
+        rates = {
+            method: list(self.setting.rates) for method in self.methods if method not in self.chosen
+        }
         for _ in range(1 + EXTENSIONS):
-            self._train(
-                [(method, rate, CHOOSING) for method in self.methods for rate in rates[method]]
-            )
+            self._train([(method, rate, CHOOSING) for method in rates for rate in rates[method]])
             for method, grid in rates.items():
                 losses = self._losses(method)
                 near = [rate for rate in grid if losses[rate] <= min(losses.values()) * (1 + NEAR)]
@@ -458,6 +504,8 @@ class _Comparison:
 
     def _losses(self, method: str) -> dict[float, float]:
         """Of the choosing seed by rate, as rows have them: ties come out alike."""
+        if method in self.chosen:
+            return _by_rate(self.chosen[method], "test_loss")
         return {
             run.learning_rate: _rounded(curves)["test_loss"]
             for run, curves in self.curves.items()
@@ -571,7 +619,7 @@ def table(rows: Sequence[Row]) -> str:
     the share of the searched gain.
     """
     lines = ["Every method at its own best learning rate; mean ± deviation over fresh seeds"]
-    for name in settings_of(rows, "setting"):
+    for name in _reported(rows):
         setting = _setting(name)
         held = " (held out)" if setting.held_out else ""
         lines += ["", f"{setting.title}{held}"]
@@ -598,17 +646,26 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", "* at an end of the grid"])
 
 
+def _reported(rows: Sequence[Row]) -> list[str]:
+    """The settings in which fresh seeds of some method are there."""
+    return [
+        name
+        for name in settings_of(rows, "setting")
+        if any(tuned(rows, name, method) for method in METHODS)
+    ]
+
+
 def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     """Test loss of the choosing seed over the learning rate, a panel per setting; the rate at which
     a method is reported is marked. The table has those that are not drawn.
     """
     from ..style import CYCLE, legend_below, panels
 
-    names = settings_of(rows, "setting")
+    names = _reported(rows)
     columns = min(3, len(names)) or 1
     drawing, axes = panels(max(1, -(-len(names) // columns)), columns)
     for panel, name in zip(axes, names, strict=False):
-        top = 1.0
+        top, least = 1.0, math.inf
         for colour, method in zip(CYCLE, DRAWN, strict=True):
             found = tuned(rows, name, method)
             if found is None:
@@ -618,9 +675,15 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
             dash = "--" if method in ("as-is", "searched") else "-"
             panel.plot([*finite], [*finite.values()], dash, color=colour, label=title)
             panel.plot(found.rate, found.curve[found.rate], "o", color=colour)
+            least = min(least, *finite.values())
             top = found.curve[found.rate] if method == "as-is" else top
+        # Where much is gained, the whole gain; where little is, enough to see it.
+        room = max(0.1 * top, 1.2 * (top - least))
         panel.set(
-            xscale="log", xlabel="learning rate", ylabel="test loss", ylim=(0.6 * top, 2 * top)
+            xscale="log",
+            xlabel="learning rate",
+            ylabel="test loss",
+            ylim=(top - 1.2 * room, top + 2 * room),
         )
         panel.set_title(_setting(name).title, fontsize=8)
     for panel in axes[len(names) :]:

@@ -15,7 +15,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -151,6 +151,7 @@ class Sweep:
             self.figure.together(missing),
             [],
         )
+        place = replace(place, rows=tuple(self.rows))
         with closing(ENGINES[engine](module, tasks, place, workers)) as events:
             for event in events:
                 if isinstance(event, Finished):

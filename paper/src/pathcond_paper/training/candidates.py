@@ -16,7 +16,6 @@ some accuracy: their inner layers learn too slowly beside the last one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -24,16 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from pathcond.criteria.criterion import Criterion
-from pathcond.criteria.norms import BalancedNorms, norm_problem
+from pathcond.criteria.norms import BalancedNorms
 from pathcond.criteria.problem import Problem
-from pathcond.curvature import Curvature
 from pathcond.lifting.lifting import diag_g
+from pathcond.lifting.reads import measure_reads
 from pathcond.lifting.sample import Prepared
+from pathcond.measured.curvature import Curvature
 from pathcond.rules.labels import FIXED
 from pathcond.solvers import Exact
 from pathcond.symmetry.symmetry import Symmetry
-
-from .reads import mean_squares
 
 Rescaling = Callable[[nn.Module, Prepared], Tensor]
 STEPS = 200  # of L-BFGS
@@ -47,8 +45,8 @@ def minimise(criterion: Criterion) -> Rescaling:
 
     def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
         symmetry = prepared.symmetry
-        g = diag_g(model, prepared.sample)
-        energies = criterion.energies(symmetry, g, model)
+        measure = measure_reads if criterion.measures == "reads" else diag_g
+        energies = criterion.energies(symmetry, measure(model, prepared.sample), model)
         problem = criterion.problem(symmetry, energies, model)
         return Exact(max_log_scale=FARTHEST).solve(problem).log_scales.cpu()
 
@@ -67,40 +65,6 @@ def between(first: Rescaling, second: Rescaling, share: float = 0.5) -> Rescalin
 def blend() -> Rescaling:
     """Half way between curvature and balanced norms."""
     return between(minimise(Curvature(weight="size")), minimise(BalancedNorms()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormsByOutputs(BalancedNorms):
-    """Balanced norms in which a weight counts as often as it has outputs: layers that feed many
-    units are to be small.
-
-    With torch's initialisation ‖W‖² is a third of the number of outputs, so that log-scales are
-    twice those of ``BalancedNorms``.
-    """
-
-    def energies(
-        self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
-    ) -> Mapping[str, Tensor]:
-        powers = super().energies(symmetry, g, model)
-        return {name: values * _outputs(values) for name, values in powers.items()}
-
-    def problem(
-        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
-    ) -> Problem:
-        # Weights in front of a norm are held at norm one, which counts as often too.
-        ones = Problem.of(
-            symmetry,
-            {
-                name: torch.full_like(values, _outputs(values) ** 2 / values.numel())
-                for name, values in energies.items()
-            },
-        )
-        into, out = (side * math.exp(ones.log_total) for side in ones.at(ones.zero()).sides)
-        return norm_problem(symmetry, energies, self.p, sides=(into, out), held=into - out)
-
-
-def _outputs(values: Tensor) -> int:
-    return len(values) if values.dim() else 1
 
 
 def bound(criterion: Criterion) -> Rescaling:
@@ -257,9 +221,9 @@ def activations(power: float, *, by_unit: bool = True, farthest: float = 6.0) ->
     def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
         symmetry = prepared.symmetry
         squares = {
-            name: values
-            for name, values in mean_squares(model, prepared.sample).items()
-            if values.dim() > 1 and name in symmetry.scalings
+            name: reads.squares
+            for name, reads in measure_reads(model, prepared.sample).items()
+            if name in symmetry.scalings
         }
         energies = {}
         for name, values in squares.items():

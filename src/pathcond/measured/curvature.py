@@ -42,17 +42,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .capture.calibration import ARGUMENTS, OF_INSTANCES, without_epsilon
-from .capture.isolation import isolated, replaced
-from .capture.models import fresh_call, returned_leaves
-from .capture.outputs import first_samples
-from .criteria.criterion import Criterion, required
-from .distributed.sharding import is_sharded
-from .errors import EnergyRangeError, UnsupportedModelError
-from .interrupts import interruptible, uninterrupted
-from .solvers.balance import balance_point
-from .symmetry.symmetry import Symmetry
-from .wrappers import unwrap
+from ..capture.calibration import ARGUMENTS, OF_INSTANCES, without_epsilon
+from ..capture.isolation import isolated, replaced
+from ..capture.models import fresh_call, returned_leaves
+from ..capture.outputs import first_samples
+from ..criteria.criterion import Criterion, required
+from ..distributed.sharding import is_sharded
+from ..errors import EnergyRangeError, UnsupportedModelError
+from ..interrupts import interruptible, uninterrupted
+from ..solvers.balance import balance_point
+from ..symmetry.symmetry import Symmetry
+from ..wrappers import unwrap
 
 SAMPLES = 64  # of the batch, where no loss has labels for all of them
 DIRECTIONS = 8  # for the trace; their mean is off by some percent

@@ -1,0 +1,179 @@
+"""``BalancedLayers``: balanced norms, in which a weight counts by what its layer does.
+
+    minimise Σ_i c_i θ_i² exp(2 s_i),     c_i = n_b · (a_out / a_in)^(2·share)
+
+    n_b     how many outputs the weight's tensor b has
+    a_in    size (root mean square over the batch) of the activations that the weight reads
+    a_out   that of the activations that it writes, as the next weights read them
+
+At the minimum, what feeds a unit counts as much as what reads it. A layer with many outputs is made
+smaller than by ``BalancedNorms``, and a layer that amplifies, too: its outputs then are nearer in
+size to its inputs. With a share of 1 all weights would read activations of one size, up to the
+rest.
+
+Where the sizes come from. Let a_b be the size of what a tensor b reads, a mean over all its
+entries, and a the mean size of what is read from the model's inputs and whatever else has no scale.
+Log-scales d that give all tensors inputs of one size have (K d)_j = log(a / a_b) for every unit j
+that b reads; where several tensors read it, the mean over them; and d is the least one in the sense
+of least squares. Then a_out / a_in stands for exp((K d)_in − (K d)_out).
+
+Means over the units of a layer do not follow scales of single units. So they are measured at one
+rescaling of the model, wherever it stands: the minimum for a share of 0. All rescalings of a model
+have the same c, and conditioning twice does nothing. The minimum for any other share is that one
+moved by share · d.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..criteria.criterion import Criterion
+from ..criteria.norms import BalancedNorms, norm_problem
+from ..criteria.problem import Problem
+from ..distributed.sharding import gathered, sharded_like
+from ..lifting.reads import Reads
+from ..rules.labels import FIXED
+from ..solvers.balance import find_balance
+from ..symmetry.symmetry import Symmetry
+
+NORMS = BalancedNorms()
+FARTHEST = 6.0  # of |d|: sizes of activations count up to a factor of e⁶
+STEPS, PRECISION = 200, 1e-26  # of conjugate gradients; the latter of the squared residual
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedLayers(Criterion):
+    """Norms in balance, in which layers with many outputs and layers that amplify count more; see
+    the head of this module for the formula.
+
+    Weights in front of a normalization layer ("absorb", "full") have no other side to be in balance
+    with. Their length decides how fast they learn, and nothing else; they are held at one length.
+
+    Attributes:
+        share: How much the size of activations counts, from 0 to 1.
+        front: The squared norm at which the weights of every unit in front of a normalization layer
+            are held, to a percent or so. 1/3 is that of torch's initialisation, so that a fresh
+            network keeps its pace.
+    """
+
+    share: float = 0.25
+    front: float = 1 / 3
+    measures: ClassVar[Literal["diagonal", "reads"] | None] = "reads"
+    shares_energy: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must lie between 0 and 1, not {self.share}")
+        if not 0 < self.front < math.inf:
+            raise ValueError(f"front must be a positive number, not {self.front}")
+
+    def energies(
+        self, symmetry: Symmetry, g: Mapping[str, Reads], model: nn.Module | None
+    ) -> dict[str, Tensor]:
+        """c θ² of all weights that some unit rescales."""
+        counted = {
+            name: values * _outputs(symmetry, name, g)
+            for name, values in NORMS.energies(symmetry, {}, model).items()
+        }
+        if not self.share or not counted:
+            return counted
+        balance, _ = find_balance(self.problem(symmetry, counted, model))
+        moved = symmetry.factors(self.share * even_activations(symmetry, g, balance))
+        return {
+            name: values * sharded_like(moved[name].to(values.device) ** -2, values)
+            for name, values in counted.items()
+        }
+
+    def problem(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+    ) -> Problem:
+        ones = {name: torch.ones_like(values) for name, values in energies.items()}
+        into, out = _sides(symmetry, ones)
+        held = torch.zeros_like(into)
+        if bool(((into > 0) ^ (out > 0)).any()):
+            held = self.front * self._counts(symmetry, energies, model)
+        return norm_problem(symmetry, energies, 2, sides=(into, out), held=held)
+
+    def _counts(
+        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None
+    ) -> Tensor:
+        """The mean c of what feeds every unit, less that of what reads it, (num_units,)."""
+        squares = NORMS.energies(symmetry, {}, model)
+        there = {name: (values > 0).double() for name, values in squares.items()}
+        c = {
+            name: torch.where(values > 0, energies[name] / values, 0.0)
+            for name, values in squares.items()
+        }
+        (into, out), (entries_into, entries_out) = _sides(symmetry, c), _sides(symmetry, there)
+        return into / entries_into.clamp(min=1.0) - out / entries_out.clamp(min=1.0)
+
+
+def even_activations(symmetry: Symmetry, reads: Mapping[str, Reads], start: Tensor) -> Tensor:
+    """d: the log-scales at which all weight tensors read activations of one size, (num_units,); 0
+    for units that no weight reads.
+
+    Args:
+        symmetry: Of the model.
+        reads: What its weights read.
+        start: The log-scales from which d goes on, (num_units,).
+    """
+    started = symmetry.class_log_scales(start)
+    count, total = torch.zeros_like(started), torch.zeros_like(started)
+    for name, read in reads.items():
+        scaling = symmetry.scalings.get(name)
+        if scaling is None or read.shared:
+            continue
+        squares, classes = gathered(read.squares), scaling.minus.long()
+        size = float((squares * (2 * started[classes]).exp().to(squares.device)).mean())
+        if size > 0:
+            classes = classes.unique()
+            count[classes] += 1
+            total[classes] += math.log(size) / 2
+    logs = total / count.clamp(min=1.0)
+    read_at_all = count > 0
+    # without anything of a fixed size, the mean of all: then only their ratios matter
+    level = logs[FIXED] if count[FIXED] else logs[read_at_all].mean() if read_at_all.any() else 0.0
+    read_at_all[FIXED] = False
+    wanted = torch.where(read_at_all, level - logs, 0.0)
+    return _least_squares(symmetry, wanted, read_at_all).clamp(-FARTHEST, FARTHEST)
+
+
+def _least_squares(symmetry: Symmetry, wanted: Tensor, where: Tensor) -> Tensor:
+    """The least d for which K d is nearest to what is wanted of some classes, by conjugate
+    gradients: one step, unless units are multiplied with each other.
+    """
+    K = symmetry.class_matrix
+    d = torch.zeros(symmetry.num_units, dtype=torch.float64)
+    rest = K.transposed(wanted, symmetry.num_units)
+    direction, square = rest, float(rest @ rest)
+    enough = PRECISION * square
+    for _ in range(STEPS):
+        if square <= enough:
+            break
+        image = K.transposed(torch.where(where, K @ direction, 0.0), symmetry.num_units)
+        step = square / float(direction @ image)
+        d, rest = d + step * direction, rest - step * image
+        square, before = float(rest @ rest), square
+        direction = rest + square / before * direction
+    return d
+
+
+def _outputs(symmetry: Symmetry, name: str, reads: Mapping[str, Reads]) -> float:
+    """How many outputs a tensor has: those of its contraction, else the units that it feeds."""
+    if name in reads:
+        return math.prod(symmetry.shapes[name]) / reads[name].inputs
+    fed = symmetry.scalings[name].plus.unique()
+    return max(int((fed != FIXED).sum()), 1)
+
+
+def _sides(symmetry: Symmetry, energies: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The sums of energies that feed and that read every unit, (num_units,) each."""
+    problem = Problem.of(symmetry, energies)
+    into, out = problem.at(problem.zero()).sides
+    return into * math.exp(problem.log_total), out * math.exp(problem.log_total)

@@ -1,0 +1,211 @@
+"""What weights read, against written-out computations and their law; the balance of layers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pathcond import (
+    BalancedLayers,
+    EnergyRangeError,
+    condition_,
+    find_symmetry,
+    measure_reads,
+    prepare,
+    rescale_,
+    solve,
+)
+from pathcond.measured.layers import even_activations
+from pathcond.networks import mlp
+
+from .cases import CASES, make, prepared
+
+
+class Calls(nn.Module):
+    """A forward of its own, with a weight ``w``."""
+
+    def __init__(self, forward: Callable[..., Any], *shape: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(*shape))
+        self.own = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.own(self, x)
+
+
+class TestReads:
+    def test_a_linear_layer_reads_its_inputs_and_a_convolution_its_patches(self) -> None:
+        model = nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5)
+        ).double()
+        x = torch.randn(6, 2, 4, 4).double()
+        found = measure_reads(model, x)
+        squares, inside = (
+            F.unfold(v, 3, padding=1).mean((0, 2)) for v in (x**2, torch.ones_like(x))
+        )
+        torch.testing.assert_close(
+            found["0.weight"].squares, (squares / inside).view(2, 3, 3).expand(3, 2, 3, 3)
+        )
+        hidden = model[:3](x).detach()
+        torch.testing.assert_close(found["3.weight"].squares, hidden.square().mean(0).expand(5, 48))
+
+    @pytest.mark.parametrize(
+        ("module", "shape", "inputs"),
+        [
+            (nn.Linear(6, 4), (2, 6), 6),
+            (nn.Conv2d(4, 6, 3, padding=1), (2, 4, 1, 1), 36),  # most of the kernel reads padding
+            (nn.Conv1d(4, 6, 3, groups=2), (2, 4, 5), 6),
+            (nn.ConvTranspose1d(4, 6, 3, groups=2), (2, 4, 5), 6),
+            (Calls(lambda self, x: x @ self.w, 6, 4), (2, 6), 6),
+            (Calls(lambda self, x: F.linear(x, self.w.T), 6, 4), (2, 6), 6),
+            (Calls(lambda self, x: torch.einsum("ni,oi->no", x, self.w), 4, 6), (2, 6), 6),
+            (
+                Calls(lambda self, x: torch.addmm(torch.ones(4), x, self.w), 6, 4),
+                (2, 6),
+                6,
+            ),
+        ],
+    )
+    def test_how_many_products_an_output_sums_up(
+        self, module: nn.Module, shape: tuple[int, ...], inputs: int
+    ) -> None:
+        (reads,) = measure_reads(module.double(), torch.randn(shape).double()).values()
+        assert reads.inputs == inputs
+        assert not reads.shared
+
+    @pytest.mark.parametrize(
+        "forward",
+        [
+            lambda self, x: (x @ self.w) @ self.w,
+            lambda self, x: x @ self.w + self.w[0],
+            lambda self, x: (x @ self.w, self.w.sum()),
+        ],
+    )
+    def test_weights_that_are_used_twice_are_shared(self, forward: Callable[..., Any]) -> None:
+        (reads,) = measure_reads(Calls(forward, 3, 3), torch.randn(2, 3)).values()
+        assert reads.shared
+
+    @pytest.mark.parametrize("name", sorted(CASES))
+    def test_they_follow_the_scales_in_front(self, name: str) -> None:
+        model, _ = make(name)
+        captured = prepared(name, "full")
+        symmetry = captured.symmetry
+        before = measure_reads(model, captured.sample)
+        scales = 0.5 * torch.rand(symmetry.num_units, dtype=torch.float64)
+        rescale_(model, symmetry, scales, train_tolerance=None)
+        after = measure_reads(model, captured.sample)
+        classes = symmetry.class_log_scales(scales)
+        assert before.keys() == after.keys()
+        for weight, reads in before.items():
+            if reads.shared or weight not in symmetry.scalings:
+                continue
+            factor = (2 * classes[symmetry.scalings[weight].minus.long()]).exp()
+            expected = reads.squares * factor
+            torch.testing.assert_close(
+                after[weight].squares, expected, rtol=1e-9, atol=1e-12 * float(expected.max())
+            )
+
+    def test_values_that_are_not_finite_are_refused(self) -> None:
+        model = mlp((4,), inputs=3, outputs=2).double()
+        with torch.no_grad():
+            model.get_parameter("1.weight").fill_(1e200)
+        with pytest.raises(EnergyRangeError, match=r"What 3\.weight multiplies is not finite"):
+            measure_reads(model, torch.ones(2, 3).double())
+
+
+OPTIONS = {"normalization": "full", "max_log_scale": math.inf}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_what_feeds_a_unit_counts_as_much_as_what_reads_it(share: float) -> None:
+    torch.manual_seed(0)
+    model, x = mlp((9, 4, 7), inputs=12, outputs=3).double(), torch.randn(20, 12).double()
+    captured = prepare(model, x, normalization="full")
+    # the size of what each layer reads, where norms alone are in balance
+    balanced = copy.deepcopy(model)
+    condition_(balanced, captured, criterion=BalancedLayers(share=0.0), **OPTIONS)
+    sizes = []
+    for layer in balanced:
+        if isinstance(layer, nn.Linear):
+            sizes.append(float(x.square().mean().sqrt()))
+        x = layer(x).detach()
+
+    criterion = BalancedLayers(share=share)
+    condition_(model, captured, criterion=criterion, **OPTIONS)
+    weights = [p.detach() for p in model.parameters() if p.dim() > 1]
+    # the last layer's outputs have no scale, and count as what is read first
+    ratios = [b / a for a, b in pairwise([*sizes, sizes[0]])]
+    counts = [len(w) * ratio ** (2 * share) for w, ratio in zip(weights, ratios, strict=True)]
+    for (into, c), (out, d) in pairwise(zip(weights, counts, strict=True)):
+        torch.testing.assert_close(
+            c * into.square().sum(1), d * out.square().sum(0), rtol=1e-4, atol=0
+        )
+
+
+def test_weights_in_front_of_a_norm_are_held_at_one_length() -> None:
+    torch.manual_seed(0)
+    model = mlp((9, 4, 7), inputs=12, outputs=3, batch_norm=True).double()
+    x = torch.randn(20, 12).double()
+    condition_(model, x, criterion=BalancedLayers(front=2.0), **OPTIONS)
+    for weight in [p.detach() for p in model.parameters() if p.dim() > 1][:-1]:
+        torch.testing.assert_close(
+            weight.square().sum(1), torch.full((len(weight),), 2.0).double(), rtol=0.05, atol=0
+        )
+
+
+@pytest.mark.parametrize("name", ["products_of_inputs", "resnet", "llama", "used_twice"])
+def test_even_activations_solve_their_least_squares(name: str) -> None:
+    """The dense solution, for units that are multiplied with each other too."""
+    model, _ = make(name)
+    captured = prepared(name, "full")
+    symmetry, reads = captured.symmetry, measure_reads(model, captured.sample)
+    start = torch.randn(symmetry.num_units, dtype=torch.float64)
+    found, started = even_activations(symmetry, reads, start), symmetry.class_log_scales(start)
+    logs: dict[int, list[float]] = {}
+    for weight, read in reads.items():
+        if weight in symmetry.scalings and not read.shared:
+            minus = symmetry.scalings[weight].minus.long().expand_as(read.squares)
+            size = (read.squares * (2 * started[minus]).exp()).mean().sqrt().log()
+            for cls in minus.unique().tolist():
+                logs.setdefault(cls, []).append(float(size))
+    means = {cls: sum(values) / len(values) for cls, values in logs.items()}
+    level = means.pop(0, sum(means.values()) / max(len(means), 1))
+    rows = symmetry.class_matrix @ torch.eye(symmetry.num_units, dtype=torch.float64)[0]
+    dense = torch.stack(
+        [symmetry.class_matrix @ row for row in torch.eye(symmetry.num_units, dtype=torch.float64)],
+        dim=1,
+    )
+    assert dense.shape[0] == len(rows)
+    wanted = torch.tensor([level - mean for mean in means.values()], dtype=torch.float64)
+    expected = torch.linalg.pinv(dense[list(means)]) @ wanted
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_solve_takes_what_was_read() -> None:
+    model, x = mlp((5,), inputs=4, outputs=3).double(), torch.randn(8, 4).double()
+    symmetry = find_symmetry(model, x)
+    solution = solve(symmetry, measure_reads(model, x), criterion=BalancedLayers(), model=model)
+    report = condition_(model, x, criterion=BalancedLayers(), max_log_scale=math.inf)
+    torch.testing.assert_close(report.log_scales, solution.log_scales)
+
+
+@pytest.mark.parametrize("options", [{"share": -0.1}, {"share": 1.5}, {"front": 0.0}])
+def test_settings_without_a_meaning_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        BalancedLayers(**options)
+
+
+def test_dead_units_and_a_batch_of_zeros_leave_the_norms_to_decide() -> None:
+    layers = [nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)]
+    model, x = nn.Sequential(*layers).double(), torch.zeros(8, 4).double()
+    report = condition_(model, x, criterion=BalancedLayers())
+    assert bool(report.log_scales.isfinite().all())
+    assert float(condition_(model, x, criterion=BalancedLayers()).log_scales.abs().max()) < 1e-6
