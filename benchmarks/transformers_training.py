@@ -24,7 +24,7 @@ from tests import torchvision_operators  # noqa: F401  before anything imports t
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pathcond import condition_
+from pathcond import BalancedLayers, condition_
 
 from .measuring import write
 
@@ -40,7 +40,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adamw": torch.optim.AdamW,
 }
-NORMALIZATIONS = ("absorb", "full")
+WAYS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "full": {"normalization": "full"},
+    "layers": {"criterion": BalancedLayers()},
+    "layers, full": {"normalization": "full", "criterion": BalancedLayers()},
+}
 
 
 def tokens() -> dict[str, Any]:
@@ -228,7 +233,7 @@ def losses(
 
 
 def measure(name: str, rate: float, steps: int) -> dict[str, Any]:
-    """One row: the model as it is, and under each value of ``normalization``."""
+    """One row: the model as it is, and conditioned in each of the ways."""
     try:
         model, inputs = build(name)
     except Exception as error:
@@ -238,16 +243,16 @@ def measure(name: str, rate: float, steps: int) -> dict[str, Any]:
         "name": name,
         "as is": {o: {"first": found[0], "last": found[-1]} for o, found in plain.items()},
     }
-    for normalization in NORMALIZATIONS:
+    for way, options in WAYS.items():
         moved = copy.deepcopy(model)
         try:
-            report = condition_(moved, inputs, normalization=normalization)
-            again = condition_(copy.deepcopy(moved), inputs, normalization=normalization)
+            report = condition_(moved, inputs, **options)
+            again = condition_(copy.deepcopy(moved), inputs, **options)
         except Exception as error:
-            row[normalization] = {"refused": f"{type(error).__name__}: {error}"}
+            row[way] = {"refused": f"{type(error).__name__}: {error}"}
             continue
         before, after = report.spread()
-        row[normalization] = {
+        row[way] = {
             "units": report.num_units,
             "largest": largest(report.log_scales),
             "again": largest(again.log_scales),
@@ -257,7 +262,7 @@ def measure(name: str, rate: float, steps: int) -> dict[str, Any]:
         }
         for o in OPTIMIZERS:
             last = losses(copy.deepcopy(moved), inputs, o, rate, steps)[-1]
-            row[normalization][o] = {"last": last, "ratio": last / plain[o][-1]}
+            row[way][o] = {"last": last, "ratio": last / plain[o][-1]}
     return row
 
 
@@ -267,16 +272,16 @@ def largest(log_scales: Tensor) -> float:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        f"{'model':12} {'':7} {'units':>5} {'|log λ|':>8} {'again':>8} {'decades':>14} "
+        f"{'model':12} {'':12} {'units':>5} {'|log λ|':>8} {'again':>8} {'decades':>14} "
         f"{'pace':>6} {'SGD':>8} {'AdamW':>8}"
     ]
     for row in rows:
         if "not built" in row:
             lines.append(f"{row['name']:12} could not be built: {row['not built']}")
             continue
-        for normalization in NORMALIZATIONS:
-            found = row[normalization]
-            head = f"{row['name']:12} {normalization:7}"
+        for way in WAYS:
+            found = row[way]
+            head = f"{row['name']:12} {way:12}"
             if "refused" in found:
                 lines.append(f"{head} refused: {found['refused']}")
                 continue

@@ -21,7 +21,7 @@ import pathcond
 from pathcond.condition import ConditionOptions
 from pathcond.errors import MismatchError
 from pathcond.solvers import Solution, Solver
-from pathcond.teleport import Teleportation
+from pathcond.teleporting import Teleportation
 
 
 class Nothing(Solver):

@@ -12,29 +12,35 @@ pathcond.count_paths(model, example_inputs)                   # how many paths t
 pathcond.compare_rates(build, train, example_inputs)          # does it pay at tuned rates
 """
 
-from . import reference, theory
-from .condition import condition_, prepare
-from .criteria.criterion import Criterion, PathKernel
-from .criteria.norms import BalancedNorms
-from .errors import (
-    DivergedError,
-    EnergyRangeError,
-    MismatchError,
-    RescalingError,
-    TrainChangeError,
-    UnsupportedModelError,
-)
-from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
-from .lifting.reads import Reads, measure_reads
-from .lifting.sample import Prepared
-from .measured.curvature import Curvature
-from .measured.layers import BalancedLayers
-from .rates import RateComparison, compare_rates
-from .report import Report
-from .rescaling.rescale import Rescaling, rescale_
-from .solvers import CoordinateDescent, ENorm, Exact, Solution, Solver, solve
-from .symmetry.symmetry import Symmetry, find_symmetry
-from .teleport import Teleportation, teleport
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import reference, theory
+    from .condition import condition_, prepare
+    from .criteria.criterion import Criterion, PathKernel
+    from .criteria.norms import BalancedNorms
+    from .errors import (
+        DivergedError,
+        EnergyRangeError,
+        MismatchError,
+        RescalingError,
+        TrainChangeError,
+        UnsupportedModelError,
+    )
+    from .lifting.lifting import count_paths, diag_g, log10_paths, path_norm
+    from .lifting.reads import Reads, measure_reads
+    from .lifting.sample import Prepared
+    from .measured.curvature import Curvature
+    from .measured.layers import BalancedLayers
+    from .rates import RateComparison, compare_rates
+    from .report import Report
+    from .rescaling.rescale import Rescaling, rescale_
+    from .solvers import CoordinateDescent, ENorm, Exact, Solution, Solver, solve
+    from .symmetry.symmetry import Symmetry, find_symmetry
+    from .teleporting import Teleportation, teleport
 
 __version__ = "0.1.0"
 
@@ -77,3 +83,51 @@ __all__ = [
     "teleport",
     "theory",
 ]
+
+# Where the public names are. They are loaded when they are first used: torch takes seconds, and a
+# command line that only prints its help does without.
+_ROOMS = {
+    "condition": ["condition_", "prepare"],
+    "criteria.criterion": ["Criterion", "PathKernel"],
+    "criteria.norms": ["BalancedNorms"],
+    "errors": [
+        "DivergedError",
+        "EnergyRangeError",
+        "MismatchError",
+        "RescalingError",
+        "TrainChangeError",
+        "UnsupportedModelError",
+    ],
+    "lifting.lifting": ["count_paths", "diag_g", "log10_paths", "path_norm"],
+    "lifting.reads": ["Reads", "measure_reads"],
+    "lifting.sample": ["Prepared"],
+    "measured.curvature": ["Curvature"],
+    "measured.layers": ["BalancedLayers"],
+    "rates": ["RateComparison", "compare_rates"],
+    "report": ["Report"],
+    "rescaling.rescale": ["Rescaling", "rescale_"],
+    "solvers": ["CoordinateDescent", "ENorm", "Exact", "Solution", "Solver", "solve"],
+    "symmetry.symmetry": ["Symmetry", "find_symmetry"],
+    "teleporting": ["Teleportation", "teleport"],
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module of the package."""
+    room = _ROOM_OF.get(name)
+    if room is not None:
+        value = getattr(import_module(f".{room}", __name__), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        try:
+            return import_module(f".{name}", __name__)
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,9 +13,6 @@ import typer
 from pathcond.cli.exits import exit_codes
 from pathcond.files import refuse_special, replacing
 
-from . import reproduction
-from .reproduction import Request, listed
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line of pathcond."""
@@ -140,6 +137,9 @@ def reproduce(
     Every finished run is kept: the same command goes on with a sweep that was stopped, and only
     draws one that is complete.
     """
+    from . import reproduction
+    from .reproduction import Request, listed
+
     if show_list:
         typer.echo(listed())
         return

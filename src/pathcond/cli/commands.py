@@ -23,27 +23,8 @@ except ImportError as error:  # pragma: no cover - exercised by installing witho
         'The command line needs the "cli" extra: pip install "pathcond[cli]"'
     ) from error
 
-import torch
-from torch import nn
-from torch.utils._pytree import tree_map
-
-from ..capture.usable import unusable_weights
-from ..condition import condition_
-from ..criteria.criterion import Criterion, PathKernel
-from ..criteria.norms import BalancedNorms
 from ..files import refuse_special
-from ..lifting.lifting import capture_sample, log10_paths, off_path, path_norm
-from ..lifting.sample import Prepared
-from ..measured.curvature import Curvature
-from ..measured.layers import BalancedLayers
-from ..report.text import paths_table
-from ..solvers import CoordinateDescent, ENorm, Exact
-from ..symmetry.symmetry import find_symmetry
-from ..theory import regime
-from ..wrappers import unwrap
-from .checkpoints import Checkpoint, CheckpointError, load_, refuse_to_overwrite, save
 from .exits import NOTHING_TO_RESCALE, WRONG_USAGE, exit_codes
-from .targets import TargetError, load_target, parse_shape
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -84,18 +65,6 @@ class PaceName(StrEnum):
     free = "free"
     keep = "keep"
 
-
-CRITERIA: dict[CriterionName, Criterion] = {
-    CriterionName.paths: PathKernel(),
-    CriterionName.curvature: Curvature(),
-    CriterionName.norms: BalancedNorms(),
-    CriterionName.layers: BalancedLayers(),
-}
-SOLVERS = {
-    SolverName.exact: Exact(),
-    SolverName.paper: CoordinateDescent(),
-    SolverName.enorm: ENorm(cycles=None),
-}
 
 Target = Annotated[
     str,
@@ -142,40 +111,19 @@ def inspect(
 ) -> None:
     """Show which units of a model can be rescaled, and what pins the others."""
     with exit_codes():
-        model, inputs = load_target(target, parse_shape(input) if input else None)
-        symmetry = find_symmetry(
-            model,
-            inputs,
+        from . import actions
+
+        found = actions.inspect(
+            target,
+            input,
+            paths=paths,
             normalization=normalization.value,
             approximate=approximate,
             exclude=exclude or (),
             frozen="move" if move_frozen else "keep",
         )
-        unusable = unusable_weights(unwrap(model))
-        lifting = None
-        if paths and not unusable:
-            prepared = Prepared(symmetry=symmetry, sample=capture_sample(model, inputs))
-            lifting = _lifting(model, prepared, approximate)
-    if as_json:
-        found = (
-            symmetry.to_dict()
-            | {"unusable_weights": unusable}
-            | ({"paths": lifting} if lifting else {})
-        )
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        typer.echo(str(symmetry) + (f"\n\n{paths_table(**lifting)}" if lifting else ""))
-        if unusable:
-            typer.echo(
-                "\n".join(
-                    [
-                        "",
-                        "Weights that cannot be rescaled as they are:",
-                        *(f"  {text}" for text in unusable),
-                    ]
-                )
-            )
-    if symmetry.num_units == 0:
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    if found.symmetry.num_units == 0:
         raise typer.Exit(NOTHING_TO_RESCALE)
 
 
@@ -196,7 +144,7 @@ def condition(
         CriterionName,
         typer.Option(
             help="What is balanced: paths (the path kernel), curvature of the outputs, "
-            "norms of the weights"
+            "norms of the weights, or layers (norms and activations)"
         ),
     ] = CriterionName.paths,
     pace: Annotated[
@@ -219,20 +167,20 @@ def condition(
 ) -> None:
     """Rescale a model's weights to where it trains best, and write them to a new checkpoint."""
     with exit_codes():
-        for path in (out, *([report] if report else [])):
-            refuse_to_overwrite(path, force)
-        if report and report.resolve() == out.resolve():
-            raise CheckpointError(f"--out and --report are the same file, {out}: name two.")
-        model, inputs = load_target(target, parse_shape(input) if input else None)
-        like = load_(model, checkpoint) if checkpoint else Checkpoint.of(model)
-        model, inputs = _moved(model, inputs, device)
+        from . import actions
+
         with _progress() as progress:
-            done = condition_(
-                model,
-                inputs,
-                criterion=CRITERIA[criterion],
+            done = actions.condition(
+                target,
+                input,
+                checkpoint=checkpoint,
+                out=out,
+                page=report,
+                replace=force,
+                device=device,
+                criterion=criterion.value,
+                solver=solver.value,
                 pace="keep" if pace is PaceName.keep else None,
-                solver=SOLVERS[solver],
                 normalization=normalization.value,
                 approximate=approximate,
                 max_log_scale=max_log_scale,
@@ -241,33 +189,11 @@ def condition(
                 exclude=exclude or (),
                 frozen="move" if move_frozen else "keep",
             )
-        if report:
-            done.to_html(report, name=target)
-        if done.num_units:
-            save(model, out, like)
     typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
     if not done.num_units:
         typer.echo(f"Nothing can be rescaled: {out} was not written.", err=True)
         raise typer.Exit(NOTHING_TO_RESCALE)
     typer.echo(f"\nWritten: {out}" + (f", {report}" if report else ""), err=True)
-
-
-def _moved(model: nn.Module, inputs: Any, device: str) -> tuple[nn.Module, Any]:
-    """Model and inputs on the device, floating-point inputs in the model's type."""
-    try:
-        if torch.device(device).type == "meta":
-            raise TargetError("The meta device has no weights to rescale.")
-        model = model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise TargetError(f"The device {device!r} cannot be used: {error}") from error
-    dtype = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
-
-    def adapted(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        return x.to(device, dtype if x.dtype.is_floating_point else None)
-
-    return model, tree_map(adapted, inputs)
 
 
 @contextmanager
@@ -283,15 +209,6 @@ def _progress() -> Iterator[Any]:
     }
     with Console(stderr=True).status("loading") as status:
         yield lambda stage: status.update(f"{says[stage]} …")
-
-
-def _lifting(model: nn.Module, prepared: Prepared, approximate: bool) -> dict[str, Any]:
-    return {
-        "log10_paths": log10_paths(model, prepared),
-        "path_norm": path_norm(model, prepared, approximate=approximate),
-        "off_path": off_path(model, prepared),
-        "regime": str(regime(model, prepared, approximate=approximate)),
-    }
 
 
 @app.command()

@@ -23,7 +23,7 @@ from ..networks import mlp
 from ..rates import RateComparison
 from ..report import Report
 from ..solvers import CoordinateDescent, ENorm
-from ..teleport import teleport
+from ..teleporting import teleport
 from . import demo_rates
 
 if TYPE_CHECKING:

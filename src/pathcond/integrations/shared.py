@@ -18,7 +18,7 @@ from ..condition import condition_, prepare
 from ..distributed.ranks import several_processes
 from ..report import Report
 from ..rescaling.optimizer_state import Optimizers
-from ..teleport import Teleportation, teleport
+from ..teleporting import Teleportation, teleport
 
 logger = logging.getLogger("pathcond")
 

@@ -110,6 +110,14 @@ METHODS: dict[str, Method] = {
         title="a quarter from outputs to activations",
         rescaling=between(minimise(BY_OUTPUTS), activations(0, by_unit=False), 0.25),
     ),
+    "layers-absorb": Method(
+        title="balanced layers, absorb",
+        condition={"normalization": "absorb", "criterion": BalancedLayers()},
+    ),
+    "layers-absorb-front": Method(
+        title="balanced layers, absorb, fronts at norm one",
+        condition={"normalization": "absorb", "criterion": BalancedLayers(front=1.0)},
+    ),
     "layers-gain": Method(
         title="balanced layers, gain",
         condition={"normalization": "gain", "criterion": BalancedLayers()},
@@ -140,6 +148,8 @@ NEED_A_NORM = (
     "kernel-absorb",
     "kernel-gain",
     "norms-gain",
+    "layers-absorb",
+    "layers-absorb-front",
     "layers-gain",
     "layers-front",
 )
@@ -230,6 +240,8 @@ CONVOLUTIONS = (
     "norms-by-outputs",
     "norms-activations",
     "outputs-activations",
+    "layers-absorb",
+    "layers-absorb-front",
     "layers-gain",
     "layers",
     "layers-front",

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from pathcond.rows import Job, Result
 from pathcond.symmetry.symmetry import find_symmetry
-from pathcond.teleport import Teleportation, teleport
+from pathcond.teleporting import Teleportation, teleport
 
 from ..data import Dataset, load
 from ..figure import Place, Progress
