@@ -2,8 +2,10 @@
 compute.
 """
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,12 +185,14 @@ class Remembering(nn.Module):
             self.kept.append(hidden)
         elif self.kind == "dict":
             self.kept["hidden"] = [hidden]
+        elif self.kind == "object in an object":
+            self.kept = SimpleNamespace(state=SimpleNamespace(found=Found(x, hidden)))
         else:
             self.kept = Found(x, [hidden]) if self.kind == "object" else hidden
         return self.third(self.second(hidden).relu())
 
 
-@pytest.mark.parametrize("kind", ["attribute", "list", "dict", "object"])
+@pytest.mark.parametrize("kind", ["attribute", "list", "dict", "object", "object in an object"])
 def test_what_is_kept_in_an_attribute_is_held(kind: str) -> None:
     symmetry = pathcond.find_symmetry(Remembering(kind).double(), torch.randn(4, 3).double())
     assert symmetry.num_units == 5
@@ -200,3 +204,21 @@ def test_a_cache_among_the_inputs_is_refused_and_stays_as_it_is() -> None:
     with pytest.raises(pathcond.UnsupportedModelError, match="leave past_key_values out"):
         pathcond.condition_(model, {"input_ids": TOKENS[:, -1:], "past_key_values": cache})
     assert cache.get_seq_length() == TOKENS.shape[1] - 1
+
+
+@pytest.mark.parametrize("words", [repr, lambda h: str(h.tolist()), lambda h: repr(h).encode()])
+def test_text_that_is_made_of_a_hidden_layer_is_not_changed(words: Callable[..., Any]) -> None:
+    class Spoken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            h = torch.relu(self.a(x))
+            return self.b(h), words(h)
+
+    model, x = Spoken(), torch.randn(6, 4)
+    before = model(x)
+    with contextlib.suppress(pathcond.RescalingError, pathcond.UnsupportedModelError):
+        pathcond.condition_(model, x)
+    assert model(x)[1] == before[1]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -44,8 +45,8 @@ def example_outputs(
     training: bool,
     call: Callable[..., Any] | None = None,
 ) -> list[Tensor]:
-    """Floating-point outputs with some tensors replaced; buffers are copies, so statistics stay as
-    they are.
+    """Floating-point outputs, and checksums of text, with some tensors replaced; buffers are
+    copies, so statistics stay as they are.
 
     Args:
         model: Any module.
@@ -72,8 +73,15 @@ def example_outputs(
                 )
         finally:
             reshard(model)
-    tensors = [leaf for leaf in returned_leaves(outputs) if isinstance(leaf, Tensor)]
-    return [out for out in tensors if out.dtype.is_floating_point]
+    leaves = [_checksum(leaf) for leaf in returned_leaves(outputs)]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point]
+
+
+def _checksum(leaf: Any) -> Any:
+    """Text as a number, so that text that is made of hidden values changes as a tensor does."""
+    if isinstance(leaf, str):
+        leaf = leaf.encode()
+    return torch.tensor([zlib.crc32(leaf)]).double() if isinstance(leaf, bytes) else leaf
 
 
 def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -503,21 +504,25 @@ class _Trace:
                         self.checked.append(self._node[tensor])
 
 
-def _tensors_in(value: Any, depth: int = 3, objects: bool = True) -> Iterator[Tensor]:
-    """Tensors in a value, in containers a few levels deep, and in attributes of an object."""
-    if isinstance(value, Tensor):
-        yield value
-        return
+def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
+    """Tensors in a value, in containers and in attributes of objects, a few levels deep."""
+    here, seen = [value], {id(value)}
+    for _ in range(levels + 1):
+        yield from (part for part in here if isinstance(part, Tensor))
+        # by their ids: parts need not be hashable
+        inside = {id(part): part for holder in here for part in _held_by(holder)}
+        here = [part for at, part in inside.items() if at not in seen]
+        seen |= inside.keys()
+
+
+def _held_by(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
-        parts = list(value.values())
-    elif isinstance(value, (list, tuple, set, deque)):
-        parts = list(value)
-    elif objects and hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
-        parts, objects = list(vars(value).values()), False
-    else:
-        return
-    for part in parts if depth else ():
-        yield from _tensors_in(part, depth - 1, objects)
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, deque)):
+        return list(value)
+    if isinstance(value, (Tensor, type, ModuleType, nn.Module)):
+        return []
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def _named_inputs(
