@@ -1,5 +1,7 @@
 """Capture: clear errors for what cannot be captured, and operations in order for what can."""
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ import pathcond
 from pathcond.capture.graph import _Capture, capture
 from pathcond.capture.nodes import Graph
 
-from .cases import Calls
+from .cases import Calls, make, prepared
 
 
 def mlp() -> nn.Module:
@@ -199,3 +201,16 @@ def test_nothing_is_captured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     pathcond.path_norm(model, prepared)
     pathcond.log10_paths(model, prepared)
     assert len(made) == 4
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "llama", "vit", "batched_experts"])
+def test_what_is_prepared_can_be_kept_in_a_file(name: str) -> None:
+    model, _ = make(name)
+    captured = prepared(name, "full")
+    again = pickle.loads(pickle.dumps(captured))
+    g, h = pathcond.diag_g(model, captured), pathcond.diag_g(model, again)
+    assert g.keys() == h.keys()
+    assert all(torch.equal(g[key], h[key]) for key in g)
+    report = pathcond.condition_(model, again, normalization="full")
+    assert report.output_change_eval is not None
+    assert report.output_change_eval < 1e-9

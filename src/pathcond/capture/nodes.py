@@ -20,6 +20,18 @@ TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]*)')
 
 
+@dataclass(frozen=True)
+class _Named:
+    """A call of ATen or another library by its name."""
+
+    name: str
+    overload: str
+
+    def call(self) -> Any:
+        namespace, name = self.name.split("::")
+        return getattr(getattr(getattr(torch.ops, namespace), name), self.overload)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Node:
     """One value of the graph: a leaf (parameter, buffer, constant, input) or the result of one ATen
@@ -55,6 +67,18 @@ class Node:
 
     def __repr__(self) -> str:
         return f"%{self.name}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling, which ATen calls do not support: the name of the call."""
+        state = {key: vars(self)[key] for key in self.__dataclass_fields__}
+        if isinstance(self.target, torch._ops.OpOverload):
+            state["target"] = _Named(self.target._schema.name, self.target._overloadname)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["target"], _Named):
+            state["target"] = state["target"].call()
+        vars(self).update(state)
 
     @property
     def where(self) -> str:
