@@ -11,10 +11,9 @@ from .zoo import Entry, entries, examine, failures, randomise
 
 QUICK = """
 torchvision:mobilenet_v3_small torchvision:shufflenet_v2_x0_5
-torchvision:googlenet torchvision:regnet_y_400mf
 timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet
 timm:test_convnext timm:test_nfnet timm:test_convnext3 timm:test_vit2
-timm:test_mambaout timm:ghostnet_050
+timm:test_mambaout
 """.split()
 
 
@@ -36,7 +35,7 @@ def test_the_function_is_kept(entry: Entry) -> None:
 
 
 def test_enough_models_run_every_time() -> None:
-    assert sum(is_quick(entry) for entry in entries()) >= 25
+    assert sum(is_quick(entry) for entry in entries()) >= 22
     assert sum(entry.name.startswith("timm:") for entry in entries()) >= 150
 
 
