@@ -165,11 +165,14 @@ def _least_squares(symmetry: Symmetry, wanted: Tensor, where: Tensor) -> Tensor:
 
 
 def _outputs(symmetry: Symmetry, name: str, reads: Mapping[str, Reads]) -> float:
-    """How many outputs a tensor has: those of its contraction, else the units that it feeds."""
+    """How many outputs a tensor has: those of its contraction where that was measured, else the
+    units that it feeds, else its rows.
+    """
+    shape = symmetry.shapes[name]
     if name in reads:
-        return math.prod(symmetry.shapes[name]) / reads[name].inputs
-    fed = symmetry.scalings[name].plus.unique()
-    return max(int((fed != FIXED).sum()), 1)
+        return math.prod(shape) / reads[name].inputs
+    fed = int((symmetry.scalings[name].plus.unique() != FIXED).sum())
+    return fed or (shape[0] if shape else 1)
 
 
 def _sides(symmetry: Symmetry, energies: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
