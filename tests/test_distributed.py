@@ -261,7 +261,7 @@ class Gathered:
     def __call__(self, tensor: Tensor) -> Tensor:
         import weakref
 
-        made = sharding.gathered(tensor)
+        made = sharding.gather(tensor)
         if sharding.is_sharded(tensor):
             self.alive = [ref for ref in self.alive if ref() is not None] + [
                 weakref.ref(made.untyped_storage())
@@ -374,7 +374,7 @@ def careful(rank: int) -> Any:
     prepared = pathcond.prepare(deep(), batch)
     model = loaded(shard(deep()), values)
     watch = Gathered()
-    lifting.gathered = watch  # type: ignore[assignment]
+    lifting.gather = watch  # type: ignore[assignment]
     pathcond.condition_(model, prepared)
     unprepared = refusal(lambda: pathcond.condition_(model, batch))
     twin = loaded(deep(), values)

@@ -33,7 +33,7 @@ import pathcond
 from pathcond.criteria.problem import Problem
 from pathcond.integrations.batches import first_batch
 from pathcond.integrations.lightning import PathCondCallback as LightningCallback
-from pathcond.integrations.shared import installed
+from pathcond.integrations.shared import import_first
 from pathcond.integrations.transformers import PathCondCallback as TransformersCallback
 from pathcond.solvers import Solution, Solver
 
@@ -877,8 +877,8 @@ def test_a_program_that_has_imported_one_of_two_libraries_gets_that_one(
     brings the other along.
     """
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    assert installed("colorsys", "json", extra="") is sys.modules["json"]
-    assert installed("colorsys", extra="") is sys.modules["colorsys"]
+    assert import_first("colorsys", "json", extra="") is sys.modules["json"]
+    assert import_first("colorsys", extra="") is sys.modules["colorsys"]
 
 
 def test_pytorch_lightning_serves_where_lightning_is_missing(

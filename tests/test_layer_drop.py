@@ -108,7 +108,9 @@ def test_draws_come_out_as_planned() -> None:
         draws = GlobalDraws(Plan(others=frozenset([("python", 1), ("numpy", 2)])))
         assert [random.random() for _ in range(3)] == pytest.approx([HIGH, LOW, HIGH], abs=1e-7)
         assert np.random.uniform(size=4) == pytest.approx([HIGH, HIGH, LOW, HIGH], abs=1e-7)
-        assert draws.drawn() == [("python", i) for i in range(3)] + [("numpy", i) for i in range(4)]
+        assert draws.list_draws() == [("python", i) for i in range(3)] + [
+            ("numpy", i) for i in range(4)
+        ]
         # Methods that reject numbers come to an end under extreme ones too.
         for base in (LOW, HIGH):
             GlobalDraws(Plan(base=base))

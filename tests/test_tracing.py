@@ -204,7 +204,7 @@ def built(name: str) -> tuple[nn.Module, Any]:
 def test_the_symmetries_are_those_of_the_numerical_rank(name: str) -> None:
     model, inputs = built(name)
     captures = [_Capture(model, inputs, training) for training in (False, True)]
-    exported = [capturing._tried("export", replace=False)[0] for capturing in captures]
+    exported = [capturing._try("export", replace=False)[0] for capturing in captures]
     assert None in exported  # or it would not be a case for this file
     if name == "variational_autoencoder":  # a rank needs a function without draws
         reference = count_symmetries(_in_eval_mode(model), inputs)
@@ -258,8 +258,7 @@ def test_both_ways_of_capturing_agree(name: str) -> None:
     found = []
     for way in ("export", "run", "trace"):
         captures = [
-            _Capture(model, inputs, training)._tried(way, replace=False)
-            for training in (False, True)
+            _Capture(model, inputs, training)._try(way, replace=False) for training in (False, True)
         ]
         graphs = [graph for graph, error in captures if error is None]
         calls = [
@@ -474,7 +473,7 @@ def test_what_depends_on_data_or_weights_is_refused(name: str) -> None:
     model, inputs = hostile(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     capturing = _Capture(model, inputs, False)
-    graph, error = capturing._tried("trace", replace=False)
+    graph, error = capturing._try("trace", replace=False)
     assert graph is None
     assert isinstance(error, pathcond.UnsupportedModelError)
     assert "test_tracing.py:" in str(error)
@@ -506,7 +505,7 @@ def test_a_run_keeps_no_activations_for_a_backward_pass() -> None:
         return self.b(squares)  # type: ignore[no-any-return]
 
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
-    graph, error = _Capture(model, torch.randn(5, 3), True)._tried("run", replace=False)
+    graph, error = _Capture(model, torch.randn(5, 3), True)._try("run", replace=False)
     assert graph is not None, error
     assert gone == [True]
 
@@ -522,7 +521,7 @@ def test_a_refusal_that_the_model_catches_is_one() -> None:
 
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
     for way in ("run", "trace"):
-        graph, error = _Capture(model, torch.randn(5, 3), False)._tried(way, replace=False)
+        graph, error = _Capture(model, torch.randn(5, 3), False)._try(way, replace=False)
         assert graph is None
         assert "decides what is computed" in str(error)
     # torch.export would believe that h is doubled

@@ -273,7 +273,7 @@ def condition_(
 
     shares: tuple[float, ...] = (SAFE_EPSILON_SHARE,)
     if verify:
-        shares = ranks.agreed(lambda: _shares(posed, solver, pace, boxes))
+        shares = ranks.agree_on(lambda: _shares(posed, solver, pace, boxes))
     solution, diagonal, rescaling = _first_harmless(shares, solve, write, ranks, stages)
     report = _report(symmetry, diagonal, solver, criterion, solution, rescaling, stages.seconds)
     _warn_of_what_may_hurt(report)
@@ -307,7 +307,7 @@ def _first_harmless(
     """
     for share in shares:
         with stages("solve"):
-            solution, diagonal = ranks.agreed(partial(solve, share))
+            solution, diagonal = ranks.agree_on(partial(solve, share))
         try:
             with stages("rescale"):
                 return solution, diagonal, write(solution)

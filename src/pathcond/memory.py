@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def overlapping(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
+def find_overlaps(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
     """Pairs of names of different tensors whose memory overlaps, by address; a name beside itself
     if its own elements do.
     """

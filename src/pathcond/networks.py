@@ -128,7 +128,7 @@ def resnet(depth: int, *, num_classes: int = 1000) -> nn.Sequential:
     """ResNet-18, -34 or -50: basic blocks up to 34, bottlenecks (stride on the 3×3) at 50."""
     if depth not in RESNET_STAGES:
         raise ValueError(f"depth={depth}; choose one of {', '.join(map(str, RESNET_STAGES))}.")
-    stem = [*_normalised(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
+    stem = [*_conv_and_norm(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
     return _residual_network(stem, RESNET_STAGES[depth], num_classes, bottleneck=depth >= 50)
 
 
@@ -138,7 +138,7 @@ def resnet18_c(num_classes: int = 10) -> nn.Sequential:
 
     With no identity to tie them, every block's output has scales of its own: 3,904 channels in all.
     """
-    stem = [*_normalised(3, 64, 3), nn.ReLU()]
+    stem = [*_conv_and_norm(3, 64, 3), nn.ReLU()]
     return _residual_network(stem, RESNET_STAGES[18], num_classes, learned_shortcuts=True)
 
 
@@ -187,7 +187,7 @@ def _residual_network(
             )
             learned = learned_shortcuts or stride > 1 or channels != outputs
             shortcut = (
-                nn.Sequential(*_normalised(channels, outputs, 1, stride=stride))
+                nn.Sequential(*_conv_and_norm(channels, outputs, 1, stride=stride))
                 if learned
                 else nn.Identity()
             )
@@ -202,12 +202,12 @@ def _body(channels: int, sizes: Sequence[tuple[int, int, int]]) -> nn.Sequential
     """Normalised convolutions of the given (outputs, kernel, stride), with ReLU between them."""
     layers: list[nn.Module] = []
     for outputs, kernel, stride in sizes:
-        layers += [*_normalised(channels, outputs, kernel, stride=stride), nn.ReLU()]
+        layers += [*_conv_and_norm(channels, outputs, kernel, stride=stride), nn.ReLU()]
         channels = outputs
     return nn.Sequential(*layers[:-1])
 
 
-def _normalised(
+def _conv_and_norm(
     inputs: int, outputs: int, kernel: int, *, stride: int = 1
 ) -> tuple[nn.Module, nn.Module]:
     """A convolution that keeps the image's size (over its stride), without bias, and a

@@ -79,7 +79,7 @@ def writes(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def written(node: Node) -> list[Node]:
+def list_written(node: Node) -> list[Node]:
     """The nodes whose memory the op overwrites."""
     if not writes(node):
         return []

@@ -119,7 +119,7 @@ class GlobalDraws:
             words = self._numpy.array(self._numpy_words, dtype="uint32")
             self._numpy.random.set_state(("MT19937", words, 0))
 
-    def drawn(self) -> list[tuple[str, int]]:
+    def list_draws(self) -> list[tuple[str, int]]:
         """Positions of the draws so far that a plan can set."""
         *words, position = random.getstate()[1]
         found = [("python", i) for i in range(_count(words, self._python, position))]
@@ -143,11 +143,11 @@ def _words(plan: Plan, source: str) -> list[int]:
     words = []
     for number in range(SET_WORDS // 2):
         high = int(plan.draw(source, number) * 2**32)
-        words += [_untempered(high), _untempered(high)]
+        words += [_untemper(high), _untemper(high)]
     return words + [generator.getrandbits(32) for _ in range(WORDS - SET_WORDS)]
 
 
-def _untempered(output: int) -> int:
+def _untemper(output: int) -> int:
     """The word of a Mersenne Twister that comes out as ``output``."""
     word = output ^ (output >> 18)
     word ^= (word << 15) & 0xEFC60000

@@ -135,9 +135,9 @@ class _Capture:
         """
         errors: dict[Way, Exception | None] = {}
         for way in self._ways():
-            graph, errors[way] = self._tried(way, replace=False)
+            graph, errors[way] = self._try(way, replace=False)
             if graph is None and self._torch_draws:
-                graph, again = self._tried(way, replace=True)
+                graph, again = self._try(way, replace=True)
                 errors[way] = errors[way] if way == "export" else again
             if graph is not None:
                 return graph
@@ -167,17 +167,17 @@ class _Capture:
 
     def again(self, plan: Plan) -> Graph:
         """The graph under other draws, the same way as the first one."""
-        return self._followed(self._way, plan, replace=self._replace)
+        return self._follow(self._way, plan, replace=self._replace)
 
-    def _tried(self, way: Way, *, replace: bool) -> tuple[Graph | None, Exception | None]:
+    def _try(self, way: Way, *, replace: bool) -> tuple[Graph | None, Exception | None]:
         self._way, self._replace = way, replace
         self._torch_draws = 0
         try:
-            return self._followed(way, Plan(), replace=replace), None
+            return self._follow(way, Plan(), replace=replace), None
         except Exception as error:
             return None, error
 
-    def _followed(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
+    def _follow(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
         """Once more, with all tensors that there are, where the model uses one that is unknown."""
         try:
             return self._run(way, plan, replace=replace)
@@ -214,7 +214,7 @@ class _Capture:
                     )
             finally:
                 self._torch_draws = scalars.count
-            self.drawn = from_everywhere.drawn()
+            self.drawn = from_everywhere.list_draws()
             if replace:
                 self.drawn += [("torch", i) for i in range(scalars.count)]
         return graph

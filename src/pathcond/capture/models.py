@@ -62,12 +62,12 @@ def fresh_call(model: nn.Module, example_inputs: Any) -> tuple[tuple, dict[str, 
     """
     device = next((parameter.device for parameter in model.parameters()), None)
 
-    def copied(x: Any) -> Any:
+    def clone(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
         return x.clone() if device is None or device.type == "meta" else x.to(device, copy=True)
 
-    return tree_map(copied, as_call(example_inputs))  # type: ignore[no-any-return]
+    return tree_map(clone, as_call(example_inputs))  # type: ignore[no-any-return]
 
 
 def returned_leaves(outputs: Any, *, caches: bool = True) -> list[Any]:

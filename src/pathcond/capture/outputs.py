@@ -149,7 +149,7 @@ def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
         return [example_inputs]
     # forward may write them
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    disturbed = tree_map(_disturbed, inputs)
+    disturbed = tree_map(_disturb, inputs)
     try:
         paired, *alone = (
             example_outputs(model, samples(*bounds, disturbed), values, training=False)
@@ -195,7 +195,7 @@ def _samples(length: int, start: int, stop: int, inputs: Any) -> Any:
     return kwargs or args
 
 
-def _disturbed(x: Any) -> Any:
+def _disturb(x: Any) -> Any:
     """Floating-point inputs away from constants and from values that are not finite."""
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point or x.is_meta:
         return x

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..trees import tree_leaves
-from .aliasing import Aliases, written
+from .aliasing import Aliases, list_written
 from .nodes import Graph, Node
 
 
@@ -41,7 +41,7 @@ def _types_in(graph: Graph, names: set[str]) -> set[torch.dtype]:
         if not reached.isdisjoint(node.operands):
             reached.add(node)
             found.update(dtype for dtype in tree_leaves(node.dtype) if _is_floating(dtype))
-            for target in written(node):  # whatever shares this memory carries the values on
+            for target in list_written(node):  # whatever shares this memory carries the values on
                 reached |= aliases.of(target)
     return found
 

@@ -510,12 +510,12 @@ def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
     for _ in range(levels + 1):
         yield from (part for part in here if isinstance(part, Tensor))
         # by their ids: parts need not be hashable
-        inside = {id(part): part for holder in here for part in _held_by(holder)}
+        inside = {id(part): part for holder in here for part in _contents_of(holder)}
         here = [part for at, part in inside.items() if at not in seen]
         seen |= inside.keys()
 
 
-def _held_by(value: Any) -> list[Any]:
+def _contents_of(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, (list, tuple, set, deque)):
@@ -590,9 +590,9 @@ class _Calls(SchemaCheckMode):
             if self.trace.paused:
                 return func(*args, **kwargs)
             with self.trace.remembering_refusals():
-                return self._noted(func, args, kwargs)
+                return self._note(func, args, kwargs)
 
-    def _noted(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _note(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         trace = self.trace
         if func is torch.ops.aten.lift_fresh.default and args[0] not in trace._node:
             return self._literal(args[0])
@@ -610,7 +610,7 @@ class _Calls(SchemaCheckMode):
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         reads = READS_VALUES in func.tags or below.found.reads
         if _sizes_by_values(func, args, kwargs) or (made and below.found.sizes):
-            trace.may_read(_deciding(func, args, kwargs), size=True)
+            trace.may_read(_deciding_operands(func, args, kwargs), size=True)
         elif reads and not made:
             trace.may_read(operands, size=False)
         if made or func._schema.is_mutable:
@@ -649,9 +649,9 @@ class _Conversions(TorchFunctionMode):
         if self.trace.paused:
             return func(*args, **kwargs)
         with self.trace.remembering_refusals():
-            return self._followed(func, args, kwargs)
+            return self._follow(func, args, kwargs)
 
-    def _followed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _follow(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         trace = self.trace
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
@@ -741,7 +741,7 @@ def _python_leaves(tree: Any) -> list[Any]:
     return found
 
 
-def _bound(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     arguments = func._schema.arguments
     given = {a.name: value for a, value in zip(arguments, args, strict=False)}
     return {a.name: a.default_value for a in arguments} | given | kwargs
@@ -752,7 +752,7 @@ def _sizes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     namespace, name = func._schema.name.split("::")
     if namespace not in ("aten", "prims", "prim"):
         return func._schema.name not in SIZED_BY_SIZES
-    bound = _bound(func, args, kwargs)
+    bound = _bind(func, args, kwargs)
     if name in ("index", "_unsafe_index"):
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in bound["indices"])
     if name == "one_hot":
@@ -762,9 +762,9 @@ def _sizes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     return SHAPE_BY_VALUES in func.tags or name == "_pack_padded_sequence"
 
 
-def _deciding(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+def _deciding_operands(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     """The operands whose values decide the shape of the result."""
-    bound = _bound(func, args, kwargs)
+    bound = _bind(func, args, kwargs)
     name = func._schema.name.split("::")[1]
     if name in ("index", "_unsafe_index"):
         return [
@@ -779,7 +779,7 @@ def _is_still(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether an operation that can draw does not: dropout in eval mode, attention without
     dropout.
     """
-    bound = _bound(func, args, kwargs)
+    bound = _bind(func, args, kwargs)
     return bound.get("train") is False or bound.get("dropout_p", None) == 0.0
 
 

@@ -151,20 +151,20 @@ class Watch(TorchFunctionMode):
             return _as_sizes(func(*_plain(args), **_plain(kwargs)))
         entered: list[Any] = []
         plain_args, plain_kwargs = (
-            self._entered(func, args, kwargs, entered)
+            self._plain_arguments(func, args, kwargs, entered)
             if _has_watched((args, kwargs))
             else (args, kwargs)
         )
         self.last = None
         result = func(*plain_args, **plain_kwargs)
         if func is Tensor.__getitem__:
-            self._cut(args[0], result)
+            self._note_cut(args[0], result)
         numbers = iter(entered if not _pads_with_zeros(func, args, kwargs) else [1] * len(entered))
-        signed_args, signed_kwargs = _replaced((args, kwargs), lambda _: _sign(next(numbers)))
+        signed_args, signed_kwargs = _replace((args, kwargs), lambda _: _sign(next(numbers)))
         self.calls.add(func, signed_args, signed_kwargs, result)
         return result
 
-    def _entered(
+    def _plain_arguments(
         self, func: Any, args: tuple, kwargs: dict[str, Any], entered: list[Any]
     ) -> tuple[tuple, dict[str, Any]]:
         """The arguments of a call with plain numbers; those that were made of sizes are noted, and
@@ -183,9 +183,9 @@ class Watch(TorchFunctionMode):
             entered.append(value)
             return value
 
-        return _replaced((args, kwargs), plain)  # type: ignore[no-any-return]
+        return _replace((args, kwargs), plain)  # type: ignore[no-any-return]
 
-    def _cut(self, whole: Tensor, part: Any) -> None:
+    def _note_cut(self, whole: Tensor, part: Any) -> None:
         """Note whether a slice is empty, as ``h[:, 10:]`` of an input that is not longer than
         that.
         """
@@ -202,7 +202,7 @@ class Watch(TorchFunctionMode):
         place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_lasti, 0)
         self._note(place, (float(not empty), 0), sources, not empty, forcible=False)
 
-    def tested(self, operands: tuple[Any, Any], outcome: bool) -> bool:
+    def note_test(self, operands: tuple[Any, Any], outcome: bool) -> bool:
         """Note a test of sizes, and say how it comes out."""
         frame = next(iter(frames()), None)
         kind = _kind_of_test(frame) if frame is not None else None
@@ -410,14 +410,16 @@ def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any
         if not isinstance(other, (int, float)):
             return NotImplemented
         outcome = compare(_bare(self), _bare(other))
-        return outcome if _running.watch is None else _running.watch.tested((self, other), outcome)
+        return (
+            outcome if _running.watch is None else _running.watch.note_test((self, other), outcome)
+        )
 
     return method
 
 
 def _truth(self: Any) -> bool:
     outcome = bool(_bare(self))
-    return outcome if _running.watch is None else _running.watch.tested((self, 0), outcome)
+    return outcome if _running.watch is None else _running.watch.note_test((self, 0), outcome)
 
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -456,23 +458,23 @@ def _has_watched(tree: Any) -> bool:
     return _is_watched(tree)
 
 
-def _replaced(tree: Any, replace: Callable[[Any], Any]) -> Any:
+def _replace(tree: Any, replace: Callable[[Any], Any]) -> Any:
     """A tree of arguments with the numbers that are sizes replaced; parts without such are the same
     objects.
     """
     if not _has_watched(tree):
         return tree
     if isinstance(tree, (tuple, list)):
-        parts = [_replaced(part, replace) for part in tree]
+        parts = [_replace(part, replace) for part in tree]
         if isinstance(tree, torch.Size) and all(isinstance(part, int) for part in parts):
             return torch.Size(parts)
         return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, dict):
-        return {key: _replaced(value, replace) for key, value in tree.items()}
+        return {key: _replace(value, replace) for key, value in tree.items()}
     if isinstance(tree, slice):
-        return slice(*(_replaced(bound, replace) for bound in (tree.start, tree.stop, tree.step)))
+        return slice(*(_replace(bound, replace) for bound in (tree.start, tree.stop, tree.step)))
     return replace(tree)
 
 
 def _plain(tree: Any) -> Any:
-    return _replaced(tree, _bare)
+    return _replace(tree, _bare)

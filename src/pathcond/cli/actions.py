@@ -162,9 +162,9 @@ def _move(model: nn.Module, inputs: Any, device: str) -> tuple[nn.Module, Any]:
         raise TargetError(f"The device {device!r} cannot be used: {error}") from error
     dtype = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
 
-    def adapted(x: Any) -> Any:
+    def adapt(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
         return x.to(device, dtype if x.dtype.is_floating_point else None)
 
-    return model, tree_map(adapted, inputs)
+    return model, tree_map(adapt, inputs)

@@ -147,7 +147,7 @@ def run(out: Path, epochs: int = 60) -> None:
             f"batches of {BATCH}, cosine schedule"
         )
         tuned_epochs = max(1, epochs // 3)
-        tuned = demo_rates.compared(x, batch=BATCH, epochs=tuned_epochs)
+        tuned = demo_rates.compare(x, batch=BATCH, epochs=tuned_epochs)
         console.print(f"\n{tuned}\n", highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"The same digits, MLP 64-256-256-256-10 with BatchNorm, SGD, batches of {BATCH}"
@@ -182,7 +182,7 @@ def _train_live(
             progress.update(
                 bar,
                 completed=epoch,
-                accuracy=f"{run.accuracy[-1]:.1%}{_reached(run, ' · 99 % at epoch ')}",
+                accuracy=f"{run.accuracy[-1]:.1%}{_target_epoch(run, ' · 99 % at epoch ')}",
             )
 
 
@@ -198,7 +198,7 @@ def _bars(console: object) -> Progress:
     return Progress(*columns, console=console)  # type: ignore[arg-type]
 
 
-def _reached(run: Run, before: str) -> str:
+def _target_epoch(run: Run, before: str) -> str:
     return f"{before}{run.epochs_to_target}" if run.epochs_to_target else ""
 
 

@@ -26,7 +26,7 @@ METHODS: dict[str, Any] = {
 }
 
 
-def compared(x: Tensor, *, batch: int, epochs: int) -> RateComparison:
+def compare(x: Tensor, *, batch: int, epochs: int) -> RateComparison:
     """Test loss of the reconstruction over the learning rate, as is and conditioned.
 
     Args:

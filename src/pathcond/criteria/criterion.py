@@ -102,7 +102,7 @@ class PathKernel(Criterion):
 PATH_KERNEL = PathKernel()
 
 
-def refuse_other_than_criterion(criterion: object) -> None:
+def check_criterion(criterion: object) -> None:
     """Raise where a name or a class was given in place of a criterion."""
     if not isinstance(criterion, Criterion):
         raise TypeError(
@@ -111,7 +111,7 @@ def refuse_other_than_criterion(criterion: object) -> None:
         )
 
 
-def required(model: nn.Module | None, criterion: object) -> nn.Module:
+def require_model(model: nn.Module | None, criterion: object) -> nn.Module:
     """The model, for a criterion that cannot do without."""
     if model is None:
         raise ValueError(f"{criterion!r} looks at the weights: pass the model")

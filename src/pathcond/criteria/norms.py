@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..rules.labels import FIXED
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
-from .criterion import Criterion, required
+from .criterion import Criterion, require_model
 from .problem import Problem
 
 # The solvers minimise W log(c + Σ) + slope·u. With c this many times what one-sided units are held
@@ -98,7 +98,7 @@ class BalancedNorms(Criterion):
         """
         moved = {
             name: w.detach()
-            for name, w in unwrap(required(model, self)).named_parameters()
+            for name, w in unwrap(require_model(model, self)).named_parameters()
             if name in symmetry.scalings
         }
         sides = {name: _ends(symmetry, name) for name in moved}

@@ -143,7 +143,7 @@ class Problem:
         """
         g = select_counted(symmetry, energies)
         ranks = ranks_of(g)
-        total = _checked_total(g, ranks)
+        total = _check_total(g, ranks)
         found_pairs: list[ClassPairs] = []
         counts: list[Tensor] = []
         blocks, pairs, fixed = [], [], []
@@ -181,7 +181,7 @@ class Problem:
             device = torch.device("cpu")
         class_matrix = symmetry.class_matrix.to(device)
         n, own = _numbers(found_pairs, counts, class_matrix.num_classes, device)
-        single = _joined(pairs, device)
+        single = _join(pairs, device)
         kept = (single.rows != single.columns) & (single.energy > 0)
         others = (
             torch.stack(fixed).sum(0).to(device)
@@ -311,7 +311,7 @@ class Point:
     @cached_property
     def energy_gradient(self) -> Tensor:
         """∂E/∂u, (num_units,)."""
-        return self._gathered(-self.by_row, self.by_column)
+        return self._gather(-self.by_row, self.by_column)
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -355,7 +355,7 @@ class Point:
         upper estimate.
         """
         return (
-            self.problem.weight / self.energy * self._gathered(self.by_row, self.by_column, power=2)
+            self.problem.weight / self.energy * self._gather(self.by_row, self.by_column, power=2)
         )
 
     def hessian_product(self, d: Tensor) -> Tensor:
@@ -363,14 +363,14 @@ class Point:
         problem = self.problem
         dv = problem.class_matrix @ d
         across, back = problem.through(self.shrink * dv, self.grow * dv)
-        laplacian = self._gathered(
+        laplacian = self._gather(
             dv[problem.rows] * self.by_row - self.shrink[problem.rows] * across,
             dv[problem.columns] * self.by_column - self.grow[problem.columns] * back,
         )
         mean = self.energy_gradient / self.energy
         return problem.weight * (laplacian / self.energy - mean * (mean @ d))
 
-    def _gathered(self, at_rows: Tensor, at_columns: Tensor, power: int = 1) -> Tensor:
+    def _gather(self, at_rows: Tensor, at_columns: Tensor, power: int = 1) -> Tensor:
         """Cᵀ of what the entries of rows and columns bring to their classes (C with its entries to
         a power), (num_units,).
         """
@@ -424,7 +424,7 @@ def _numbers(
     return n, float((each * (signs > 0).to(device)).sum())
 
 
-def _joined(pairs: list[Pairs], device: torch.device) -> Pairs:
+def _join(pairs: list[Pairs], device: torch.device) -> Pairs:
     if not pairs:
         none = torch.zeros(0, dtype=torch.long, device=device)
         return Pairs(none, none, none.double())
@@ -447,7 +447,7 @@ def ranks_of(g: Mapping[str, Tensor]) -> Ranks:
     return Ranks(group=mesh_group(sharded), sharded=True) if sharded else ALONE
 
 
-def _checked_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
+def _check_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
     held = [
         local(values).double()
         for values in g.values()

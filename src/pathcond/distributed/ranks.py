@@ -95,7 +95,7 @@ class Ranks:
         if any(told):
             raise _joint(told) from error
 
-    def agreed(self, make: Callable[[], T]) -> T:
+    def agree_on(self, make: Callable[[], T]) -> T:
         """What ``make`` returns in the first process, in all of them. Of a sharded model all of
         them run it.
         """
@@ -155,19 +155,19 @@ class Ranks:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sums over the parts of a sharded model; a whole one has nothing to add."""
-        return self._reduced(values, distributed.ReduceOp.SUM) if self.sharded else values
+        return self._reduce(values, distributed.ReduceOp.SUM) if self.sharded else values
 
     def maximum(self, values: Tensor) -> Tensor:
         """The greatest over the processes of a sharded model."""
-        return self._reduced(values, distributed.ReduceOp.MAX) if self.sharded else values
+        return self._reduce(values, distributed.ReduceOp.MAX) if self.sharded else values
 
-    def concatenated(self, values: Tensor) -> Tensor:
+    def concatenate(self, values: Tensor) -> Tensor:
         """The rows of all parts of a sharded model, first rank first."""
         if not self.sharded:
             return values
         return torch.cat([part.to(values.device) for part in self._all_of(values.cpu())])
 
-    def _reduced(self, values: Tensor, operation: Any) -> Tensor:
+    def _reduce(self, values: Tensor, operation: Any) -> Tensor:
         total = values.detach().to(self._device(values)).clone()
         distributed.all_reduce(total, op=operation, group=self.group)
         return total.to(values.device)

@@ -37,7 +37,7 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local()  # type: ignore[attr-defined, no-any-return]
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def gather(tensor: Tensor) -> Tensor:
     """The whole tensor; every process must ask for it at once."""
     if not is_sharded(tensor):
         return tensor.detach()
@@ -58,7 +58,7 @@ def cut(value: Tensor, tensor: Tensor) -> Tensor:
     return value
 
 
-def sharded_like(value: Tensor, tensor: Any) -> Tensor:
+def shard_like(value: Tensor, tensor: Any) -> Tensor:
     """``value``, known as a whole to every process, sharded as the tensor is."""
     if not is_sharded(tensor):
         return value

@@ -30,7 +30,7 @@ def inputs_of(batch: Any) -> Any:
     )
 
 
-def moved(example_inputs: Any, device: torch.device | str) -> Any:
+def move_inputs(example_inputs: Any, device: torch.device | str) -> Any:
     """Example inputs on a device; what ``prepare`` made stays where it is."""
     if isinstance(example_inputs, Prepared):
         return example_inputs

@@ -14,13 +14,13 @@ from ..errors import UnsupportedModelError
 from ..lifting.sample import Prepared
 from ..report import Report
 from ..wrappers import unwrap
-from .batches import inputs_of, moved
-from .shared import ConditionedTraining, all_processes, counts_at, installed, sharding_error
+from .batches import inputs_of, move_inputs
+from .shared import ConditionedTraining, all_processes, counts_at, import_first, sharding_error
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 else:
-    pl = installed("lightning.pytorch", "pytorch_lightning", extra="lightning")
+    pl = import_first("lightning.pytorch", "pytorch_lightning", extra="lightning")
 
 
 class PathCondCallback(ConditionedTraining, pl.Callback):
@@ -88,7 +88,7 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
                 if isinstance(given, Prepared)
                 else trainer.precision_plugin.convert_input(given)
             )
-            self._start(trainer, pl_module, moved(converted, pl_module.device))
+            self._start(trainer, pl_module, move_inputs(converted, pl_module.device))
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -173,7 +173,7 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        inputs = moved(self._batch_inputs, "cpu")
+        inputs = move_inputs(self._batch_inputs, "cpu")
         return {"conditioned": self._conditioned, "teleportation": self._counts(), "inputs": inputs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ def sharding_error(what: str) -> ValueError:
     )
 
 
-def installed(*names: str, extra: str) -> Any:
+def import_first(*names: str, extra: str) -> Any:
     """The first of these modules that can be imported; of several, one that the program has
     imported already.
     """

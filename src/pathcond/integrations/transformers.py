@@ -16,13 +16,13 @@ from ..capture.isolation import isolated
 from ..interrupts import interruptible, uninterrupted
 from ..report import Report
 from ..wrappers import unwrap
-from .batches import first_batch, inputs_of, moved
-from .shared import ConditionedTraining, all_processes, counts_at, installed, sharding_error
+from .batches import first_batch, inputs_of, move_inputs
+from .shared import ConditionedTraining, all_processes, counts_at, import_first, sharding_error
 
 if TYPE_CHECKING:
     import transformers
 else:
-    transformers = installed("transformers", extra="transformers")
+    transformers = import_first("transformers", extra="transformers")
 
 # Where counts are kept in ``trainer_state.json``. No ExportableState:
 # args.restore_callback_states_from_checkpoint would make a new callback of one, and inputs, solver
@@ -86,7 +86,7 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
             self.start(
                 model,
                 innermost(kwargs["optimizer"]),
-                moved(given, next(model.parameters()).device),
+                move_inputs(given, next(model.parameters()).device),
                 fresh=fresh,
                 counts=saved or counts_at(state.global_step, epochs),
                 epochs=epochs,

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture.aliasing import Aliases, through_views, written
+from ..capture.aliasing import Aliases, list_written, through_views
 from ..capture.calibration import without_epsilon
 from ..capture.nodes import Graph, Node
-from ..distributed.sharding import gathered
+from ..distributed.sharding import gather
 from ..errors import UnsupportedModelError
 from ..rules import RULES
 from ..rules.energies import (
@@ -126,7 +126,7 @@ class EnergyPass(Energies):
                     self.release(done.name)
                 self.values.pop(done, None)
                 self.reals.pop(done, None)
-        return self._collected()
+        return self._collect()
 
     def end(self, name: str, reason: str) -> None:
         given = self.node.bound.get(name)
@@ -167,7 +167,7 @@ class EnergyPass(Energies):
         return Known(real.values[0] if isinstance(real, Samples) else real)
 
     def _parameter(self, node: Node) -> Tensor:
-        return gathered(self.parameters[node.name]).to(self.device, torch.float64)
+        return gather(self.parameters[node.name]).to(self.device, torch.float64)
 
     def _per_sample(self, node: Node, value: Tensor) -> Any:
         """A leaf that some sample's data is written into has one copy per sample."""
@@ -192,11 +192,11 @@ class EnergyPass(Energies):
         frozen = [a for a in operands if isinstance(a, Frozen)]
         edges = [a for a in operands if isinstance(a, Edges)]
         if not (paths or frozen or edges):
-            return self._known(node)
+            return self._compute_known(node)
         rule = RULES.get(node.op)
         if not paths and not (frozen and edges):
             if not edges:  # gates, statistics, indices
-                return self._frozen(node, frozen)
+                return self._freeze(node, frozen)
             constants = [a for a in operands if isinstance(a, Known)]
             alone = rule is None or not rule.family.reads_parameters
             if alone and not reads_constant(node, constants):
@@ -215,25 +215,25 @@ class EnergyPass(Energies):
             )
         constants = [a for a in operands if isinstance(a, Known)]
         kind = PathSum if paths or frozen or reads_constant(node, constants) else Edges
-        return self._wrapped(node, result, kind, operands)
+        return self._wrap(node, result, kind, operands)
 
     def _apply(self, rule: Rule, arguments: dict[str, Any]) -> Any:
         """The energy of the node at work, by its rule, which has one."""
         assert rule.energy is not None
         return rule.energy(self, arguments)
 
-    def _wrapped(self, node: Node, result: Any, kind: type, operands: list[Any]) -> Any:
+    def _wrap(self, node: Node, result: Any, kind: type, operands: list[Any]) -> Any:
         if result is FREEZE:
             return self._end(node, f"reaches {node.op}", operands)
         if isinstance(result, Apart):
             kind = Edges if result.edges else PathSum
             return Alternatives(
-                tuple(self._wrapped(node, part, kind, operands) for part in result.powers),
+                tuple(self._wrap(node, part, kind, operands) for part in result.powers),
                 result.index,
             )
         if isinstance(result, (list, tuple)):
             return [
-                Frozen(node) if part is FREEZE else self._wrapped(node, part, kind, operands)
+                Frozen(node) if part is FREEZE else self._wrap(node, part, kind, operands)
                 for part in result
             ]
         if not isinstance(result, Tensor):
@@ -265,7 +265,7 @@ class EnergyPass(Energies):
         )
         per_sample = self.calibrate and node.op == "index"
         if len(indices) > 1 or not (node.op in KEEPS_APART or per_sample):
-            return self._energy(node, tree_map(_joined, arguments))
+            return self._energy(node, tree_map(_join, arguments))
         if node.op not in MOVES and not any(
             isinstance(part, PathSum) for a in leaves for part in getattr(a, "parts", (a,))
         ):
@@ -279,10 +279,10 @@ class EnergyPass(Energies):
         finally:
             self.alternative = None
         if any(not isinstance(part, (PathSum, Edges)) for part in tree_leaves(results)):
-            return self._energy(node, tree_map(_joined, arguments))
-        return _regrouped(results, given[0].index)
+            return self._energy(node, tree_map(_join, arguments))
+        return _regroup(results, given[0].index)
 
-    def _frozen(self, node: Node, operands: list[Frozen]) -> Any:
+    def _freeze(self, node: Node, operands: list[Frozen]) -> Any:
         ends = tuple(end for operand in operands for end in operand.ends)
         if isinstance(node.shape, list):
             return [Frozen(node, ends) for _ in node.shape]
@@ -298,7 +298,7 @@ class EnergyPass(Energies):
             self.sinks += ends
             ends = ()
         frozen = [a for a in operands if isinstance(a, Frozen)]
-        return self._frozen(node, [Frozen(node, ends), *frozen])
+        return self._freeze(node, [Frozen(node, ends), *frozen])
 
     def _of_parameters(self, node: Node, arguments: dict[str, Any], operands: list[Any]) -> Any:
         """A parameter times a constant is an edge; other arithmetic on parameters is a constant."""
@@ -318,12 +318,12 @@ class EnergyPass(Energies):
         ):
             return Edges(self.factor(pair[0]) / self.factor(pair[1]))
         self._cut(node, f"enters {node.op}, which is computed from parameters alone,")
-        return self._known(node)
+        return self._compute_known(node)
 
     def _cut(self, node: Node, reason: str) -> None:
         self.cuts |= {(node, operand): reason for operand in node.operands}
 
-    def _known(self, node: Node) -> Any:
+    def _compute_known(self, node: Node) -> Any:
         real = self.reals[node] = self._real_result(node)
         value = real.values[0] if isinstance(real, Samples) else real
         return tree_map(lambda v: Known(v) if isinstance(v, Tensor) else v, value)
@@ -332,7 +332,7 @@ class EnergyPass(Energies):
         """After an in-place op its target, and everything that shares memory with it, has
         changed.
         """
-        members = {member for target in written(node) for member in self._aliases.of(target)}
+        members = {member for target in list_written(node) for member in self._aliases.of(target)}
         if not members:
             return
         before = {member: self._value(member) for member in members}
@@ -352,11 +352,11 @@ class EnergyPass(Energies):
             for member in members:
                 changed[member].append(self.values[member])
         self.values |= {
-            member: _regrouped(parts, given[0].index) for member, parts in changed.items()
+            member: _regroup(parts, given[0].index) for member, parts in changed.items()
         }
 
     def _write(self, node: Node, result: Any) -> None:
-        for target in written(node):
+        for target in list_written(node):
             old = self._value(target)
             if isinstance(result, Known):
                 continue  # the memory itself has changed
@@ -370,7 +370,7 @@ class EnergyPass(Energies):
                     for v in tree_leaves(self._value(m))
                 ):
                     for member in self._aliases.of(target):
-                        self.values[member] = self._frozen(member, [result])
+                        self.values[member] = self._freeze(member, [result])
                     continue
                 self.exponent = 0
                 # part of a tensor that paths lead to
@@ -400,7 +400,7 @@ class EnergyPass(Energies):
                     partial(_with_power, result), through_views(chain[1:], after)
                 )
 
-    def _collected(self) -> Lifted:
+    def _collect(self) -> Lifted:
         """Sum over all outputs. An output nonlinearity (softmax, sigmoid) is no part of the
         lifting: paths end before it.
         """
@@ -503,21 +503,21 @@ class EnergyPass(Energies):
             bound |= {name: value for name, value in changed.items() if name in bound}
         arguments = tree_map(lambda a: self.real_of(a) if isinstance(a, Node) else a, bound)
         if node not in self._plan.per_sample or not self.inputs:
-            return _as_double(self._called(node, arguments), self.device)
+            return _as_double(self._call(node, arguments), self.device)
 
         together = at_once(
-            node, arguments, lambda joined: _as_double(self._called(node, joined), self.device)
+            node, arguments, lambda joined: _as_double(self._call(node, joined), self.device)
         )
         if together is not None:
             return together
 
         def sample(i: int) -> Any:
             own = tree_map(lambda a: a.values[i] if isinstance(a, Samples) else a, arguments)
-            return _as_double(self._called(node, own), self.device)
+            return _as_double(self._call(node, own), self.device)
 
         return Samples([sample(i) for i in range(len(self.inputs))])
 
-    def _called(self, node: Node, arguments: dict[str, Any]) -> Any:
+    def _call(self, node: Node, arguments: dict[str, Any]) -> Any:
         if node.op == "getitem":
             return arguments["0"][arguments["1"]]
         if node.shape is None:  # assertions
@@ -539,7 +539,7 @@ def _with_power(value: PathSum | Edges, power: Tensor) -> PathSum | Edges:
     return replace(value, power=power)
 
 
-def _joined(value: Any) -> Any:
+def _join(value: Any) -> Any:
     return value.joined() if isinstance(value, Alternatives) else value
 
 
@@ -553,10 +553,10 @@ def _as_paths(value: Any) -> Any:
     return replace(value, parts=tuple(PathSum(part.power) for part in value.parts))
 
 
-def _regrouped(results: Sequence[Any], index: Node | None) -> Any:
+def _regroup(results: Sequence[Any], index: Node | None) -> Any:
     """Results of one op, one per alternative, as ``Alternatives``; lists member by member."""
     if isinstance(results[0], (list, tuple)):
-        return [_regrouped(parts, index) for parts in zip(*results, strict=True)]
+        return [_regroup(parts, index) for parts in zip(*results, strict=True)]
     if not isinstance(results[0], (PathSum, Edges)) or all(part is results[0] for part in results):
         return results[0]
     return Alternatives(tuple(results), index)

@@ -38,17 +38,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..capture.aliasing import Aliases, written
+from ..capture.aliasing import Aliases, list_written
 from ..capture.isolation import isolated
 from ..capture.models import as_call, canonical_names
 from ..capture.nodes import Graph, Node
 from ..capture.outputs import require_fitting_types, split_samples
 from ..capture.usable import require_usable, unusable_weights
 from ..distributed.ranks import Ranks
-from ..distributed.sharding import gathered, is_sharded, local, sharded_like
+from ..distributed.sharding import gather, is_sharded, local, shard_like
 from ..errors import EnergyRangeError, UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
-from ..opaque.around import Child, capture_around, children_on, names_inside, relocated
+from ..opaque.around import Child, capture_around, children_on, names_inside, relocate
 from ..rules.energies import PathSum
 from ..wrappers import unwrap
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
@@ -191,12 +191,12 @@ def _parts(model: nn.Module, child: Child) -> list[Sample]:
     """
     names = names_inside(model, child.module)
 
-    def moved(sample: Sample) -> Sample:
-        parts = tuple(moved(part) for part in sample.parts)
-        return replace(sample, graph=relocated(sample.graph, child.name, names), parts=parts)
+    def move(sample: Sample) -> Sample:
+        parts = tuple(move(part) for part in sample.parts)
+        return replace(sample, graph=relocate(sample.graph, child.name, names), parts=parts)
 
     try:
-        return [moved(capture_sample(child.module, inputs)) for inputs in child.inputs]
+        return [move(capture_sample(child.module, inputs)) for inputs in child.inputs]
     except UnsupportedModelError:
         return []
 
@@ -206,7 +206,7 @@ def _refuse_written_parameters(graph: Graph) -> None:
     for node in graph.nodes:
         aliases.record(node)
         for parameter in [
-            m for target in written(node) for m in aliases.of(target) if m.op == "parameter"
+            m for target in list_written(node) for m in aliases.of(target) if m.op == "parameter"
         ]:
             raise UnsupportedModelError(
                 f"The forward pass writes into its own parameter {parameter.name} ({node.op} at "
@@ -294,7 +294,7 @@ def _energy_of(
     walk.refuse_out_of_range(received)
     for name, parameter in walk.trainable.items():
         if name not in received:
-            received[name] = sharded_like(
+            received[name] = shard_like(
                 torch.zeros(parameter.shape, dtype=torch.float64, device=walk.device), parameter
             )
     return PathEnergy(norm=norm, diagonal={name: received[name] for name in walk.trainable})
@@ -406,7 +406,7 @@ class Walk:
             return (
                 torch.ones(theta.shape, dtype=torch.float64, device=self.device)
                 if count
-                else walk.power(gathered(theta))
+                else walk.power(gather(theta))
             )
 
         def edges(name: str) -> Tensor:
@@ -421,7 +421,7 @@ class Walk:
             assert received is not None
             if gradient.numel():
                 self.ranges[name] = torch.stack(torch.aminmax(gradient))
-            received[name] = sharded_like(_dense(gradient), self.parameters[name])
+            received[name] = shard_like(_dense(gradient), self.parameters[name])
 
         regathered = _Regathered(power)
 

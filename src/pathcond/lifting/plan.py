@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..capture.aliasing import Aliases, written
+from ..capture.aliasing import Aliases, list_written
 from ..capture.nodes import Graph, Node
 from ..rules.table import family_of
 from ..trees import tree_leaves
@@ -47,10 +47,14 @@ class Plan:
         for node in graph.nodes:
             operands = node.operands
             aliases.record(node)
-            overwritten.update(member for target in written(node) for member in aliases.of(target))
+            overwritten.update(
+                member for target in list_written(node) for member in aliases.of(target)
+            )
             if node.op == "input" or any(operand in data for operand in operands):
                 data.add(node)
-                data.update(member for target in written(node) for member in aliases.of(target))
+                data.update(
+                    member for target in list_written(node) for member in aliases.of(target)
+                )
                 measured |= node.op != "input" and measures(node)
             elif node.op == "parameter" or any(operand in weights for operand in operands):
                 weights.add(node)

@@ -102,11 +102,11 @@ def _gradients(
     received: dict[str, Tensor] = {}
     inputs: dict[Node, int] = {}
 
-    def reading(**options: Any) -> _ReadingPass:
+    def make_pass(**options: Any) -> _ReadingPass:
         return _ReadingPass(**options, inputs_of=inputs)
 
     lifted = walk.run(
-        p=2, received=received, count=not measured, kind=reading, measure_all=measured
+        p=2, received=received, count=not measured, kind=make_pass, measure_all=measured
     )
     if lifted.total.requires_grad:
         lifted.total.backward()
@@ -179,7 +179,7 @@ class _ReadingPass(EnergyPass):
             return [self._as_read(*pair) for pair in zip(given, value, strict=True)]
         return PathSum(self._frozen_power(given)) if isinstance(value, PathSum) else value
 
-    def _collected(self) -> Lifted:
+    def _collect(self) -> Lifted:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for result in self.contracted:
             total = total + result.sum()

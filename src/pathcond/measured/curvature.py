@@ -46,7 +46,7 @@ from ..capture.calibration import ARGUMENTS, OF_INSTANCES, without_epsilon
 from ..capture.isolation import isolated, replaced
 from ..capture.models import fresh_call, returned_leaves
 from ..capture.outputs import first_samples
-from ..criteria.criterion import Criterion, required
+from ..criteria.criterion import Criterion, require_model
 from ..distributed.sharding import is_sharded
 from ..errors import EnergyRangeError, UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
@@ -99,7 +99,7 @@ class Curvature(Criterion):
     def energies(
         self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
     ) -> Mapping[str, Tensor]:
-        model = unwrap(required(model, self))
+        model = unwrap(require_model(model, self))
         if any(is_sharded(parameter) for parameter in model.parameters()):
             raise UnsupportedModelError(
                 "Curvature cannot be measured on sharded parameters: condition the model before "
@@ -125,7 +125,7 @@ class Curvature(Criterion):
         sizes = {name: max(int((values > 0).sum()), 1) for name, values in energies.items()}
         if self.weight == "size":
             return {name: size**-0.5 for name, size in sizes.items()}
-        model = unwrap(required(model, self))
+        model = unwrap(require_model(model, self))
         factors = symmetry.factors(balance_point(symmetry, model)[0])
         sharpest = {
             name: float((values * factors[name].to(values.device) ** -2).sum())
@@ -148,7 +148,7 @@ class Curvature(Criterion):
         if not names:
             return {}
         with self._measuring(symmetry, model, names, factors) as (outputs, blocks, again):
-            starts = outputs.pulled(list(blocks.values()), outputs.random())
+            starts = outputs.pull(list(blocks.values()), outputs.random())
             found = {
                 name: self._largest(outputs, name, blocks[name], start, partial(again, name))
                 for name, start in zip(names, starts, strict=True)
@@ -170,10 +170,10 @@ class Curvature(Criterion):
         with self._measuring(symmetry, model, names, factors) as (outputs, blocks, _):
             for seed in range(DIRECTIONS):
                 u = outputs.random(seed)
-                pulled = outputs.pulled(list(blocks.values()), u)
+                pulled = outputs.pull(list(blocks.values()), u)
                 curved = pulled
                 if self.loss is not None:
-                    curved = outputs.pulled(list(blocks.values()), outputs.curved(u))
+                    curved = outputs.pull(list(blocks.values()), outputs.apply_curvature(u))
                 for name, a, b in zip(names, pulled, curved, strict=True):
                     found[name] += _dot(a, b) / DIRECTIONS
         return found
@@ -191,8 +191,8 @@ class Curvature(Criterion):
             if count is None
             else first_samples(model, symmetry.example_inputs, count)
         )
-        args, kwargs = tree_map(_computed, fresh_call(model, inputs))
-        values = _scaled(symmetry, model, factors)
+        args, kwargs = tree_map(_compute_in_float, fresh_call(model, inputs))
+        values = _scale(symmetry, model, factors)
         blocks = {name: values[name].requires_grad_() for name in names}
 
         def again(name: str, value: Tensor) -> Any:
@@ -218,10 +218,12 @@ class Curvature(Criterion):
     ) -> float:
         try:
             try:
-                value = _lanczos(outputs.product(block, outputs.pushing(block)), start, self.steps)
+                value = _lanczos(
+                    outputs.product(block, outputs.make_push(block)), start, self.steps
+                )
             except RuntimeError:  # some operation has no second derivative
                 value = _lanczos(
-                    outputs.product(block, lambda v: _pushed(again, block, v)), start, self.steps
+                    outputs.product(block, lambda v: _push(again, block, v)), start, self.steps
                 )
         except RuntimeError as error:
             raise UnsupportedModelError(
@@ -292,7 +294,7 @@ class _Outputs:
             for out in self.tensors
         ]
 
-    def pulled(self, blocks: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
+    def pull(self, blocks: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
         """Jᵀ u of every block."""
         if not self.tensors or not blocks:
             return [torch.zeros_like(block) for block in blocks]
@@ -306,7 +308,7 @@ class _Outputs:
         )
         return list(pulled)
 
-    def curved(self, directions: list[Tensor]) -> list[Tensor]:
+    def apply_curvature(self, directions: list[Tensor]) -> list[Tensor]:
         """A u."""
         if not self.copies:
             return directions
@@ -327,7 +329,7 @@ class _Outputs:
         )
         return list(curved)
 
-    def pushing(self, block: Tensor) -> Callable[[Tensor], list[Tensor]]:
+    def make_push(self, block: Tensor) -> Callable[[Tensor], list[Tensor]]:
         """v ↦ J v: the derivative of Jᵀ u by u, whatever u is."""
         anywhere = [torch.zeros_like(out).requires_grad_() for out in self.tensors]
         (pulled,) = torch.autograd.grad(self.tensors, block, anywhere, create_graph=True)
@@ -352,10 +354,10 @@ class _Outputs:
         self, block: Tensor, push: Callable[[Tensor], list[Tensor]]
     ) -> Callable[[Tensor], Tensor]:
         """v ↦ H_bb v."""
-        return lambda v: self.pulled([block], self.curved(push(v)))[0]
+        return lambda v: self.pull([block], self.apply_curvature(push(v)))[0]
 
 
-def _pushed(again: Callable[[Tensor], Any], block: Tensor, v: Tensor) -> list[Tensor]:
+def _push(again: Callable[[Tensor], Any], block: Tensor, v: Tensor) -> list[Tensor]:
     """J v by forward differentiation of another call of the model."""
     with forward_ad.dual_level():
         leaves = returned_leaves(again(forward_ad.make_dual(block, v)), caches=False)
@@ -414,12 +416,12 @@ def _dot(a: Tensor, b: Tensor) -> float:
     return float((a.double() * b.double()).sum())
 
 
-def _computed(x: Any) -> Any:
+def _compute_in_float(x: Any) -> Any:
     """Half precision as float32, for derivatives of derivatives."""
     return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _scaled(
+def _scale(
     symmetry: Symmetry, model: nn.Module, factors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """All tensors of a model, copied, times their factors. Running variances stay: nobody looks at
@@ -427,7 +429,7 @@ def _scaled(
     """
     scaled = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        scaling, value = symmetry.scalings.get(name), _computed(tensor.detach())
+        scaling, value = symmetry.scalings.get(name), _compute_in_float(tensor.detach())
         moves = scaling is not None and scaling.epsilon is None
         scaled[name] = (
             (value.double() * factors[name].to(value.device)).to(value.dtype)

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from ..criteria.criterion import Criterion
 from ..criteria.norms import BalancedNorms, norm_problem
 from ..criteria.problem import Problem
-from ..distributed.sharding import gathered, sharded_like
+from ..distributed.sharding import gather, shard_like
 from ..lifting.reads import Reads
 from ..rules.labels import FIXED
 from ..solvers.balance import find_balance
@@ -86,7 +86,7 @@ class BalancedLayers(Criterion):
         balance, _ = find_balance(self.problem(symmetry, counted, model))
         moved = symmetry.factors(self.share * even_activations(symmetry, g, balance))
         return {
-            name: values * sharded_like(moved[name].to(values.device) ** -2, values)
+            name: values * shard_like(moved[name].to(values.device) ** -2, values)
             for name, values in counted.items()
         }
 
@@ -129,7 +129,7 @@ def even_activations(symmetry: Symmetry, reads: Mapping[str, Reads], start: Tens
         scaling = symmetry.scalings.get(name)
         if scaling is None or read.shared:
             continue
-        squares, classes = gathered(read.squares), scaling.minus.long()
+        squares, classes = gather(read.squares), scaling.minus.long()
         size = float((squares * (2 * started[classes]).exp().to(squares.device)).mean())
         if size > 0:
             classes = classes.unique()

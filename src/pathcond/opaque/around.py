@@ -25,7 +25,7 @@ from ..wrappers import unwrap
 from .culprits import culprits, has_forward
 from .reaching import code_of, may_reach_into
 from .recording import Call, Recording, record
-from .stubs import rebuilt, stubs, with_sites
+from .stubs import rebuild, stubs, with_sites
 
 # More ways to call one module than this are not captured: the module is left alone.
 MAX_KINDS = 4
@@ -123,7 +123,7 @@ def capture_around(
                 continue
             own = names_inside(model, child.module)
             parts += [
-                relocated(part, child.name, own)
+                relocate(part, child.name, own)
                 for each in inner
                 for part in (*each.graphs, *each.parts)
             ]
@@ -178,7 +178,7 @@ def _around(
             culprit = next((module for module in suspects if module not in opaque), model)
             opaque += [module for module in _written_alike(model, culprit) if module not in opaque]
         try:
-            recording = _recorded(model, example_inputs, opaque, training, first)
+            recording = _record(model, example_inputs, opaque, training, first)
         except Exception as error:  # the model does not run on the example either
             if known is None:
                 raise first from None
@@ -200,7 +200,7 @@ def _around(
     raise first
 
 
-def _recorded(
+def _record(
     model: nn.Module,
     example_inputs: Any,
     opaque: list[nn.Module],
@@ -229,7 +229,7 @@ def _written_alike(model: nn.Module, culprit: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module) is type(culprit)]
 
 
-def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
+def relocate(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
     """The graph of a module with the names that its parameters and modules have in the model around
     it.
 
@@ -239,14 +239,14 @@ def relocated(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
         names: {name in the module: name in the model}.
     """
 
-    def moved(node: Node) -> Node:
+    def move(node: Node) -> Node:
         name = names.get(node.name, node.name) if node.op in ("parameter", "buffer") else node.name
         return replace(
             node, name=name, module=".".join(part for part in (prefix, node.module) if part)
         )
 
     return replace(
-        rebuilt(graph, moved),
+        rebuild(graph, move),
         called=frozenset(names.get(name, name) for name in graph.called),
         outlet="is returned to a module that cannot be captured",
     )

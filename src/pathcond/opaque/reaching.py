@@ -126,7 +126,7 @@ class _LookUps:
         """
         for node in self.nodes:
             self._bind(node)
-            called = self._called(node)
+            called = self._callee(node)
             if called is not None:
                 method = isinstance(node.func, ast.Attribute)  # type: ignore[attr-defined]
                 names = called.arguments[1:] if method else called.arguments
@@ -134,7 +134,7 @@ class _LookUps:
                 pairs = zip(names, parts, strict=False)
                 called.held.update(name for name, part in pairs if self._holds(part))
 
-    def _called(self, node: ast.AST) -> _LookUps | None:
+    def _callee(self, node: ast.AST) -> _LookUps | None:
         """The function of the same module that a call goes to, if it is known and given arguments
         by place.
         """
@@ -200,9 +200,9 @@ class _LookUps:
         if isinstance(node, (ast.For, ast.comprehension)):
             return any(
                 self._holds(part) and not self._is_container(part)
-                for part in self._iterated(node.iter)
+                for part in self._iterables(node.iter)
             )
-        if isinstance(node, ast.Call) and self._called(node) is None:
+        if isinstance(node, ast.Call) and self._callee(node) is None:
             known = isinstance(node.func, ast.Name) and node.func.id in PASSES_ON | HARMLESS
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
             return not known and any(
@@ -216,13 +216,13 @@ class _LookUps:
         """
         return self._is(node, self.root) or self._is_container(node)
 
-    def _iterated(self, node: ast.AST) -> list[ast.AST]:
+    def _iterables(self, node: ast.AST) -> list[ast.AST]:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id in PASSES_ON
         ):
-            return [part for argument in node.args for part in self._iterated(argument)]
+            return [part for argument in node.args for part in self._iterables(argument)]
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)

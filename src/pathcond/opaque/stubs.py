@@ -128,27 +128,27 @@ def stubs(model: nn.Module, recording: Recording) -> Iterator[dict[int, Site]]:
 def with_sites(graph: Graph, sites: dict[int, Site]) -> Graph:
     """The graph with every call of an opaque module bound to the module itself."""
 
-    def bound(node: Node) -> Node:
+    def bind(node: Node) -> Node:
         if node.op != "pathcond::opaque":
             return node
         site = sites[node.args[1]]
         return replace(node, op="opaque", target=site, args=(node.args[0],), kwargs={}, line="")
 
-    return rebuilt(graph, bound)
+    return rebuild(graph, bind)
 
 
-def rebuilt(graph: Graph, change: Callable[[Node], Node]) -> Graph:
+def rebuild(graph: Graph, change: Callable[[Node], Node]) -> Graph:
     made: dict[Node, Node] = {}
 
-    def swapped(tree: Any) -> Any:
+    def swap(tree: Any) -> Any:
         return tree_map(lambda leaf: made.get(leaf, leaf) if isinstance(leaf, Node) else leaf, tree)
 
     for node in graph.nodes:
-        made[node] = change(replace(node, args=swapped(node.args), kwargs=swapped(node.kwargs)))
+        made[node] = change(replace(node, args=swap(node.args), kwargs=swap(node.kwargs)))
     return replace(
         graph,
         nodes=tuple(made.values()),
-        outputs=tuple(swapped(list(graph.outputs))),
-        returned=tuple(swapped(list(graph.returned))),
+        outputs=tuple(swap(list(graph.outputs))),
+        returned=tuple(swap(list(graph.returned))),
         varying=frozenset(made[node] for node in graph.varying if node in made),
     )

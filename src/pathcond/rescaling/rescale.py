@@ -26,7 +26,7 @@ from ..distributed.ranks import Ranks
 from ..distributed.sharding import computes_in, has_unreduced_gradients, is_sharded, local
 from ..errors import MismatchError, RescalingError, TrainChangeError
 from ..interrupts import uninterrupted
-from ..memory import is_writable, overlapping
+from ..memory import find_overlaps, is_writable
 from ..numerics import exp, largest
 from ..rules.values import Scaling
 from ..symmetry.held import list_frozen
@@ -305,7 +305,7 @@ def _plan(
     ]
     problems += [
         f"{one} and {other} share memory: only one of them may be passed"
-        for one, other in overlapping(written)
+        for one, other in find_overlaps(written)
     ]
     _raise(problems)
     return _Plan(
@@ -445,7 +445,7 @@ def _refuse_unusable(
     }
     written = {*symmetry.scalings, *gradients}
     held = [(name, local(t)) for name, t in tensors.items()]
-    for one, other in overlapping([*held, *gradients.items()]):
+    for one, other in find_overlaps([*held, *gradients.items()]):
         if one in written or other in written:
             problems.append(
                 f"{one} and {other} share memory, of which the Symmetry knows "

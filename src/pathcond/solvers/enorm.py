@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..criteria.criterion import PATH_KERNEL, Criterion, required
+from ..criteria.criterion import PATH_KERNEL, Criterion, require_model
 from ..criteria.problem import Problem
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
@@ -75,7 +75,7 @@ class ENorm(Solver):
         """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p over the weights that the Symmetry rescales; the energies and criterion
         given are not used.
         """
-        model = required(model, self)
+        model = require_model(model, self)
         depth = {name: i + 1 for i, group in enumerate(symmetry.groups) for name in group.divided}
         energies = {
             name: self.c ** (-self.p * depth.get(name, 0))

@@ -57,7 +57,7 @@ class LayerScales:
         ends = torch.cat([*found, torch.stack([single // len(moves), single % len(moves)], 1)])
         self.pair_of_row, self.pair_of_column = pair
         self.ranks, self.own = problem.ranks, len(ends)
-        self.directions = self.ranks.concatenated(moves[ends[:, 0]] - moves[ends[:, 1]])
+        self.directions = self.ranks.concatenate(moves[ends[:, 0]] - moves[ends[:, 1]])
 
     def _moves(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """The distinct ways in which classes move with the layers, (kinds, layers), and which of
@@ -106,7 +106,7 @@ class LayerScales:
             sums = torch.zeros(len(above), len(below), dtype=torch.float64, device=e.device)
             sums.index_add_(0, r, point.shrink[block.rows, None] * (block.energy @ ends))
             e[first : first + sums.numel()] = sums.flatten()
-        return self.ranks.concatenated(e)
+        return self.ranks.concatenate(e)
 
     def minimum(self, point: Point, steps: int = 100) -> tuple[Tensor, float]:
         """The w that minimises F along these directions from the point, (layers,), and E there:

@@ -152,7 +152,7 @@ class Unit:
                 sums[value] = sums.get(value, 0.0) + float(e[k == value].sum())
         if problem.ranks.sharded:
             found, sums = torch.tensor(list(sums.items()), dtype=torch.float64).view(-1, 2), {}
-            for value, part in problem.ranks.concatenated(found).tolist():
+            for value, part in problem.ranks.concatenate(found).tolist():
                 sums[value] = sums.get(value, 0.0) + part
         return {k: s for k, s in sums.items() if s > 0}
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from ..criteria.criterion import PATH_KERNEL, Criterion, refuse_other_than_criterion
+from ..criteria.criterion import PATH_KERNEL, Criterion, check_criterion
 from ..criteria.problem import Problem
 from ..symmetry.symmetry import Symmetry
 from .solution import Solution
@@ -64,7 +64,7 @@ def check_solver(solver: object) -> None:
 def refuse_unfitting(solver: object, criterion: object, pace: object) -> None:
     """Raise where solver, criterion and pace are not what they should be, or do not go together."""
     check_solver(solver)
-    refuse_other_than_criterion(criterion)
+    check_criterion(criterion)
     assert isinstance(solver, Solver)
     assert isinstance(criterion, Criterion)
     if pace not in (None, "keep"):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture.aliasing import Aliases, through_views, written
+from ..capture.aliasing import Aliases, list_written, through_views
 from ..capture.nodes import Graph, Node
 from ..rules import RULES
 from ..rules import labels as lb
@@ -299,7 +299,7 @@ class Propagation(Scales):
         if any(a.value.is_meta for a in operands):
             # Without a value it is a constant all the same: a mask on the meta device masks a
             # weight.
-            if written(node) or not isinstance(node.shape, tuple):
+            if list_written(node) or not isinstance(node.shape, tuple):
                 return self._unscaled(node)
             return Known(torch.empty(node.shape, dtype=node.dtype, device="meta"), lasting=False)
         values = tree_map(lambda a: a.value if isinstance(a, Known) else a, arguments)
@@ -329,7 +329,7 @@ class Propagation(Scales):
         """After an in-place op its target, and everything that shares memory with it, has
         changed.
         """
-        for target in written(node):
+        for target in list_written(node):
             self.writers |= dict.fromkeys(self._aliases.of(target), node)
             old = self.values[target]
             if isinstance(old, Known) and isinstance(result, Known):

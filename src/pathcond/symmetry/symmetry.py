@@ -33,7 +33,7 @@ from ..capture.nodes import Graph, Node
 from ..capture.precision import types_behind
 from ..distributed.sharding import original_class
 from ..errors import RescalingError
-from ..memory import overlapping
+from ..memory import find_overlaps
 from ..numerics import exp
 from ..rules.equations import Cause, Equations, SolvedScales
 from ..rules.labels import FIXED
@@ -462,7 +462,7 @@ def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
         for n in graph.nodes
         if n.op == "constant" and n.value is not None
     }
-    for one, other in overlapping(
+    for one, other in find_overlaps(
         [*model.named_parameters(), *model.named_buffers(), *constants.items()]
     ):
         for name in (one, other):

@@ -176,11 +176,11 @@ class Moments(Curvature):
         with self._measuring(symmetry, model, names, factors) as (outputs, blocks, _):
             tensors = list(blocks.values())
             drawn = [outputs.random(seed) for seed in range(self.directions)]
-            p = [outputs.pulled(tensors, u) for u in drawn]
+            p = [outputs.pull(tensors, u) for u in drawn]
             q = (
                 p
                 if self.loss is None
-                else [outputs.pulled(tensors, outputs.curved(u)) for u in drawn]
+                else [outputs.pull(tensors, outputs.apply_curvature(u)) for u in drawn]
             )
         found = {}
         for i, name in enumerate(names):
