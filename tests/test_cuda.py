@@ -211,7 +211,7 @@ def test_training_as_a_graph(
 
     recorded = trained("cuda")
     assert recorded == trained("cuda")
-    monkeypatch.setattr(training, "_recorded", lambda step, changed: step)
+    monkeypatch.setattr(training, "_record_graph", lambda step, changed: step)
     assert recorded == trained("cuda")
     for found, wanted in zip(recorded, trained("cpu"), strict=True):
         assert found.train_loss == pytest.approx(wanted.train_loss, rel=0.02)  # TF32

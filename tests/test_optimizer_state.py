@@ -138,7 +138,7 @@ def test_moved_state_is_the_replayed_state_to_rounding(name: str) -> None:
 )
 def test_a_wrong_power_is_noticed(name: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     powers = optimizer_state.POWERS[name.split()[0]]
-    kept = optimizer_state._kept(_with_state(name))
+    kept = optimizer_state._state_names(_with_state(name))
     monkeypatch.setitem(powers, state, powers[state] + 1)
     different = any(
         not torch.equal(moved, replayed)

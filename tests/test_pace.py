@@ -28,7 +28,7 @@ from pathcond import (
 )
 from pathcond.criteria.problem import Problem
 from pathcond.reference import enumerate_paths, parameter_vector
-from pathcond.solvers.pace import keeping_pace
+from pathcond.solvers.pace import keep_pace
 
 from .cases import make
 
@@ -95,7 +95,7 @@ def test_the_constrained_optimum_is_scipys(name: str, normalization: str, boxed:
                 2, problem.num_units, generator=generator, dtype=torch.float64
             )
             problem = problem.within((-lower, upper))
-        _, solution = keeping_pace(problem, Exact())
+        _, solution = keep_pace(problem, Exact())
         u = problem.power * solution.log_scales
         assert bool(((u >= problem.lower) & (u <= problem.upper)).all())
         energy = problem.at(u).energy
@@ -127,7 +127,7 @@ def test_energies_that_would_fall_are_kept_too() -> None:
             blocks=tuple(replace(block, energy=block.energy / total) for block in shifted.blocks),
             pairs=replace(shifted.pairs, energy=shifted.pairs.energy / total),
         )
-        _, solution = keeping_pace(relative, Exact())
+        _, solution = keep_pace(relative, Exact())
         assert relative.at(2 * solution.log_scales).energy == pytest.approx(1, abs=1e-6)
         assert float(relative.slope @ (2 * solution.log_scales)) <= 1e-9
 

@@ -27,12 +27,12 @@ from .lifting.reads import measure_reads
 from .lifting.sample import Prepared
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescaling.optimizer_state import Optimizers
-from .rescaling.rescale import Rescaling, is_low_precision, listed_copies, rescale_
+from .rescaling.rescale import Rescaling, is_low_precision, list_copies, rescale_
 from .solvers import DEFAULT, Pace, Solution, Solver
 from .solvers.boxes import Boxes
-from .solvers.pace import keeping_pace, standing
+from .solvers.pace import keep_pace, unconstrained_at_zero
 from .solvers.rounding import to_powers_of_two
-from .solvers.solver import refuse_unfitting
+from .solvers.solver import check_combination
 from .symmetry.symmetry import (
     SAFE_EPSILON_SHARE,
     FrozenPolicy,
@@ -218,8 +218,8 @@ def condition_(
     ... )  # conditioning twice does nothing
     True
     """
-    refuse_unfitting(solver, criterion, pace)
-    copies = listed_copies(copies)
+    check_combination(solver, criterion, pace)
+    copies = list_copies(copies)
     ranks = Ranks.of(model, group)
     stages = _Stages(progress)
     _warn_where_each_has_its_own(model, group)
@@ -373,7 +373,7 @@ def _solution(
         return Solution.nothing(num_units, posed)
     problem = posed.within(bounds)
     if pace:
-        problem, solution = keeping_pace(problem, solver)
+        problem, solution = keep_pace(problem, solver)
     else:
         solution = solver.solve(problem)
     return to_powers_of_two(solution, solver, problem, bounds) if rounded else solution
@@ -402,7 +402,7 @@ def _shares(
     for i, share in enumerate(EPSILON_SHARES[:-1]):
         problem = posed.within(boxes.at(share))
         if pace:
-            problem = standing(problem)
+            problem = unconstrained_at_zero(problem)
         if boxes.is_reached(share) and problem.at(problem.zero()).residual <= ARRIVED:
             return EPSILON_SHARES[i:]
     return EPSILON_SHARES

@@ -67,7 +67,7 @@ class Rows:
         if self.path.exists():
             seen = set()
             with self.path.open("rb") as file:
-                for row in self._finished(file):
+                for row in self._read_finished(file):
                     if _key(row.job) not in seen:
                         seen.add(_key(row.job))
                         yield row
@@ -91,10 +91,10 @@ class Rows:
         )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file, locked(file):
-            end = self._kept(file)
+            end = self._cut_unfinished(file)
             file.seek(0)
             if end:
-                next(self._finished(file), None)  # or it would be continued in another format
+                next(self._read_finished(file), None)  # or it would be continued in another format
             else:
                 line = HEADER + line
             try:
@@ -109,7 +109,7 @@ class Rows:
                     "is whole; go on later."
                 ) from error
 
-    def _finished(self, file: IO[bytes]) -> Iterator[Row]:
+    def _read_finished(self, file: IO[bytes]) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)
@@ -140,7 +140,7 @@ class Rows:
                 )
             yield Row(**row)
 
-    def _kept(self, file: IO[bytes]) -> int:
+    def _cut_unfinished(self, file: IO[bytes]) -> int:
         """Cut off a line that was not finished; returns where the next one goes."""
         end = _whole_lines(file)
         file.seek(end)

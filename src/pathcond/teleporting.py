@@ -28,10 +28,10 @@ from .errors import EnergyRangeError, MismatchError, RescalingError
 from .interrupts import interruptible, uninterrupted
 from .lifting.sample import Prepared
 from .report import Report
-from .rescaling.optimizer_state import Optimizers, listed, require_own, with_inner
-from .rescaling.rescale import listed_copies
+from .rescaling.optimizer_state import Optimizers, list_optimizers, require_own, with_inner
+from .rescaling.rescale import list_copies
 from .solvers import Exact, Pace, Solver
-from .solvers.solver import refuse_unfitting
+from .solvers.solver import check_combination
 from .symmetry.symmetry import Normalization
 from .wrappers import unwrap
 
@@ -104,11 +104,11 @@ def teleport(
     >>> handle.steps, handle.teleports
     (5, 2)
     """
-    refuse_unfitting(solver, criterion, pace)
+    check_combination(solver, criterion, pace)
     _refuse_unusable(every, schedule, options)
-    optimizers = listed(optimizer)
+    optimizers = list_optimizers(optimizer)
     group = options.get("group")
-    copies = listed_copies(options.get("copies", ()))
+    copies = list_copies(options.get("copies", ()))
     require_supported(unwrap(model), sharded=isinstance(example_inputs, Prepared))
     refuse_unclear(model, group)
     ranks = Ranks.of(model, group)

@@ -26,7 +26,7 @@ def is_compiled(model: nn.Module) -> bool:
     return compiler_is_loaded() and isinstance(model, torch._dynamo.eval_frame.OptimizedModule)
 
 
-def wrapped(model: nn.Module) -> Iterator[nn.Module]:
+def walk_wrappers(model: nn.Module) -> Iterator[nn.Module]:
     """A model and, one after the other, what is inside DataParallel, DistributedDataParallel,
     AveragedModel and torch.compile.
 
@@ -63,5 +63,5 @@ def wrapped(model: nn.Module) -> Iterator[nn.Module]:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module, without any wrapper."""
-    *_, inner = wrapped(model)
+    *_, inner = walk_wrappers(model)
     return inner

@@ -112,7 +112,7 @@ def test_claims_of_toy_can_fail(rows: dict[str, list[Row]]) -> None:
 
 
 def test_a_conditioned_neuron_is_balanced() -> None:
-    u, v, w = toy.conditioned(
+    u, v, w = toy.condition_starts(
         torch.tensor([[0.2, 1.5, -3.0], [4.0, 0.1, 0.3]], dtype=torch.float64)
     ).T
     torch.testing.assert_close(u.square(), v.square() + w.square(), rtol=1e-6, atol=0)
@@ -122,7 +122,7 @@ def test_a_conditioned_neuron_is_balanced() -> None:
 def test_lifted_loss_is_the_loss_where_u_is_positive() -> None:
     theta, x = torch.randn(50, 3, dtype=torch.float64), torch.randn(20, dtype=torch.float64)
     theta[:, 0].abs_()
-    torch.testing.assert_close(toy.lifted_loss(toy.lifted(theta), x), toy.loss(theta, x))
+    torch.testing.assert_close(toy.lifted_loss(toy.lift(theta), x), toy.loss(theta, x))
 
 
 def test_distance_of_curves_does_not_see_speed() -> None:

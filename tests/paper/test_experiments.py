@@ -101,7 +101,7 @@ def rows() -> dict[str, Row]:
 def test_table_1_as_printed(rows: dict[str, Row]) -> None:
     results = {name: row.result for name, row in rows.items()}
     assert {
-        name: (r["parameters"], r["hidden_units"], table1.printed_paths(r["paths"]))
+        name: (r["parameters"], r["hidden_units"], table1.format_paths(r["paths"]))
         for name, r in results.items()
     } == {
         "MLP 3×500": (2_042_510, 1_500, "3.84e12"),
@@ -182,7 +182,7 @@ def test_the_paper_counts_a_path_from_every_batch_norm_bias(name: str, paths: st
             if isinstance(module, nn.BatchNorm2d):
                 module.bias.zero_()
         assert (
-            table1.printed_paths(model(torch.ones(table1.IMAGE, dtype=torch.float64)).sum().item())
+            table1.format_paths(model(torch.ones(table1.IMAGE, dtype=torch.float64)).sum().item())
             == paths
         )
 

@@ -23,7 +23,7 @@ from pathcond_paper import document
 from pathcond_paper import page as results
 from pathcond_paper.figure import Claim
 from pathcond_paper.style import panels
-from pathcond_paper.sweep.selection import described
+from pathcond_paper.sweep.selection import describe_jobs
 
 FIGURES = {
     "first": "seconds over seeds (fig:first)",
@@ -134,7 +134,7 @@ def test_nothing_is_loaded_and_all_images_are_inside(folder: Path) -> None:
 
 
 def test_the_summary_counts_every_claim(folder: Path) -> None:
-    figures = results.gathered(folder)
+    figures = results.gather(folder)
     counts = results.counts([claim for figure in figures for claim in figure.claims])
     assert counts == {"reproduced": 0, "better": 2, "not reproduced": 2, "not run": 2}
     shown = re.findall(
@@ -157,7 +157,7 @@ def test_origins_are_summarised(folder: Path) -> None:
         "seconds": 3600,
     }
     add(folder, "third", 2, {"value": 0.5}, **other)
-    first, _, third = results.gathered(folder)
+    first, _, third = results.gather(folder)
     assert first.made is not None
     assert third.made is not None
     assert first.made.commands == (ORIGIN["command"],)
@@ -172,13 +172,13 @@ def test_origins_are_summarised(folder: Path) -> None:
 
 
 def test_commits_of_rows_are_shown_and_rows_without_one_are_counted(folder: Path) -> None:
-    before = results.gathered(folder)[2]
+    before = results.gather(folder)[2]
     assert before.made is not None
     assert "commit" not in before.made.facts
     add(folder, "third", 2, {"value": 0.5}, commit="0123456789abcdef")
     add(folder, "third", 3, {"value": 0.5}, commit="0123456789abcdef+changes")
     add(folder, "third", 4, {"value": 0.5}, commit=None)
-    made = results.gathered(folder)[2].made
+    made = results.gather(folder)[2].made
     assert made is not None
     assert set(made.facts["commit"].split(", ")) == {
         f"not recorded ({len(before.rows) + 1} rows)",
@@ -189,7 +189,7 @@ def test_commits_of_rows_are_shown_and_rows_without_one_are_counted(folder: Path
 
 
 def test_runs_that_are_missing_are_counted(folder: Path) -> None:
-    first, _, third = results.gathered(folder)
+    first, _, third = results.gather(folder)
     assert first.made is not None
     assert third.made is not None
     assert first.made.runs == "3 runs of the preset smoke, smaller than the paper's"
@@ -211,7 +211,7 @@ def test_missing_runs_are_described_by_what_selects_them(
     some = chance.sample(jobs, chance.randint(1, len(jobs)))
     said = [
         dict(setting.split("=") for setting in part.split())
-        for part in described(some, jobs).split("; ")
+        for part in describe_jobs(some, jobs).split("; ")
     ]
     selected = [
         job
@@ -247,7 +247,7 @@ def test_a_file_that_is_damaged_is_named(folder: Path) -> None:
     with (folder / "first.jsonl").open("a") as file:
         file.write("{\n")
     with pytest.raises(RowsError, match=r"first\.jsonl, line 5 is no JSON"):
-        results.gathered(folder)
+        results.gather(folder)
 
 
 @pytest.mark.parametrize(
@@ -270,10 +270,10 @@ def test_rows_that_the_figure_cannot_read_name_their_file(row: dict, folder: Pat
 def test_a_first_row_of_no_preset_and_a_file_of_no_figure(folder: Path) -> None:
     Rows(folder / "second.jsonl").append({"preset": "huge"}, {}, ORIGIN)
     with pytest.raises(RowsError, match=r"second\.jsonl holds a run of the preset 'huge'"):
-        results.gathered(folder)
+        results.gather(folder)
     (folder / "second.jsonl").rename(folder / "secnd.jsonl")
     with pytest.raises(RowsError, match=r"secnd\.jsonl: no figure has this name"):
-        results.gathered(folder)
+        results.gather(folder)
 
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 
 def test_a_folder_of_folders_says_which_have_results(folder: Path) -> None:
     with pytest.raises(RowsError, match=f"there are some in {folder}"):
-        results.gathered(folder.parent)
+        results.gather(folder.parent)
 
 
 def test_a_folder_without_results_says_how_to_get_some(tmp_path: Path) -> None:

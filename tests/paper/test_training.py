@@ -30,7 +30,7 @@ from pathcond_paper.training.training import (
     Recipe,
     Run,
     epochs_to,
-    grouped,
+    group_jobs,
     train,
 )
 
@@ -304,7 +304,7 @@ def test_too_few_samples(digits: Data) -> None:
 
 def test_groups_differ_in_method_rate_and_seed_only() -> None:
     jobs = mlp_depth.jobs("smoke", 2)
-    groups = grouped(jobs)
+    groups = group_jobs(jobs)
     assert sorted(map(str, jobs)) == sorted(str(job) for group in groups for job in group)
     for group in groups:
         shared = [

@@ -70,7 +70,7 @@ def test_every_start_but_lsuv_is_the_same_function(digits: Data) -> None:
     for method in set(tuned.METHODS) - {"lsuv", *tuned.SEARCHED}:
         start = starts.of(method, 3)
         torch.testing.assert_close(start.model(digits.test_x), before, rtol=1e-4, atol=1e-4)
-        assert method == "as-is" or start.told()["max_log_scale"] > 0.1
+        assert method == "as-is" or start.describe_scales()["max_log_scale"] > 0.1
         assert starts.of(method, 3) is start  # conditioned once for all rates
     assert not torch.allclose(starts.of("lsuv", 3).model(digits.test_x), before, atol=0.1)
 
@@ -164,7 +164,7 @@ def test_methods_are_told_at_the_best_of_three_rates() -> None:
 def test_the_bound_is_least_where_it_says(digits: Data) -> None:
     starts = Starts(recipe(bound=Method(title="", rescaling=bound(PathKernel()))), digits.x[:32])
     model = starts.of("bound", 0).model
-    symmetry = starts.prepared(starts.recipe.methods["bound"]).symmetry
+    symmetry = starts.prepare_for(starts.recipe.methods["bound"]).symmetry
     g = {name: values.double() for name, values in diag_g(model, digits.x[:32]).items()}
     squares = {name: p.detach().double().square() for name, p in model.named_parameters()}
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .figure import PRESETS
-from .reproduction import Request, listed, reproduce
+from .reproduction import Request, list_figures, reproduce
 from .sweep.engines import ENGINES
 
 PROGRAM = "python -m pathcond_paper"
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     options.pop("command")
     if options.pop("list"):
-        sys.stdout.write(f"{listed()}\n")
+        sys.stdout.write(f"{list_figures()}\n")
         return 0
     return reproduce(Request(**options), program=f"{PROGRAM} reproduce")
 

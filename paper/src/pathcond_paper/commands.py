@@ -138,10 +138,10 @@ def reproduce(
     draws one that is complete.
     """
     from . import reproduction
-    from .reproduction import Request, listed
+    from .reproduction import Request, list_figures
 
     if show_list:
-        typer.echo(listed())
+        typer.echo(list_figures())
         return
     request = Request(
         name=name,

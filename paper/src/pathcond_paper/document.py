@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from . import load
-from .page import Reproduction, counts, gathered
+from .page import Reproduction, counts, gather
 from .sweep.sweep import draw
 
 HEAD = """# The paper, reproduced
@@ -33,7 +33,7 @@ report` makes a page of the same with all numbers.
 
 def write(folder: Path, out: Path) -> None:
     """Write the page, and the drawings into the folder of results."""
-    for figure in gathered(folder):
+    for figure in gather(folder):
         if figure.rows:
             draw(load(figure.name), figure.rows, folder)
     out.write_text(page(folder, out), encoding="utf-8")
@@ -46,7 +46,7 @@ def page(folder: Path, out: Path) -> str:
         folder: Of results.
         out: Where the page will be; links are relative to there.
     """
-    figures = gathered(folder)
+    figures = gather(folder)
     total = counts([claim for figure in figures for claim in figure.claims])
     parts = [HEAD, _table(("claims", *total), [("number", *map(str, total.values()))])]
     for figure in figures:

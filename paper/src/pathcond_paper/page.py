@@ -13,13 +13,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from pathcond.report.page import rendered
+from pathcond.report.page import render
 from pathcond.rows import Row, Rows, RowsError
 
 from . import FIGURES, load
 from .figure import PRESETS, Claim, Figure, Preset, Verdict
 from .style import drawings, save
-from .sweep.selection import described
+from .sweep.selection import describe_jobs
 from .sweep.sweep import Sweep, readable
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Reproduction:
     made: Made | None = None
 
 
-def gathered(folder: Path) -> list[Reproduction]:
+def gather(folder: Path) -> list[Reproduction]:
     """All figures of the paper from the results files of a folder.
 
     Raises:
@@ -138,7 +138,7 @@ def page(folder: Path) -> str:
         RowsError: There are no results, or they cannot be used.
         ImportError: Without matplotlib or jinja2.
     """
-    figures = gathered(folder)
+    figures = gather(folder)
     shown = [
         {
             "figure": figure,
@@ -147,7 +147,7 @@ def page(folder: Path) -> str:
         }
         for figure in figures
     ]
-    return rendered(
+    return render(
         "results.html.jinja",
         package="pathcond_paper",
         title="PathCond: the paper, reproduced",
@@ -225,7 +225,7 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
     smaller = "" if sweep.preset == "paper" else ", smaller than the paper's"
     return Made(
         runs=f"{count} runs of the preset {sweep.preset}{smaller}",
-        left=described(missing, sweep.jobs),
+        left=describe_jobs(missing, sweep.jobs),
         commands=tuple(_distinct(origins, "command")),
         facts=facts,
     )

@@ -115,7 +115,7 @@ def reproduce(request: Request, *, program: str) -> int:
     return codes.popitem()[1] if len(set(codes.values())) == 1 else RUNS_FAILED
 
 
-def listed() -> str:
+def list_figures() -> str:
     """All figures and tables, a line each."""
     width = max(map(len, FIGURES))
     return "\n".join(f"  {name:{width}}  {description}" for name, description in FIGURES.items())
@@ -156,7 +156,7 @@ def _unknown(name: str | None) -> str:
     near = get_close_matches(name or "", [*FIGURES, "all"], n=1, cutoff=0.5)
     problem = "Say what to reproduce." if name is None else f"There is no {name!r} to reproduce."
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{problem}{meant} There is, besides all:\n{listed()}"
+    return f"{problem}{meant} There is, besides all:\n{list_figures()}"
 
 
 def _compute(sweep: Sweep, request: Request, command: str) -> FailedRunsError | None:

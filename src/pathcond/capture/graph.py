@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
-from ..wrappers import unwrap, wrapped
+from ..wrappers import unwrap, walk_wrappers
 from .draws import GlobalDraws, Plan, ScalarDraws, plans
 from .explaining import capture_error
 from .exporting import export_graph
@@ -45,7 +45,7 @@ __all__ = [
     "replaced",
     "require_supported",
     "unwrap",
-    "wrapped",
+    "walk_wrappers",
 ]
 
 # torch.export; a run on real values, with gradients as in training, or without

@@ -235,7 +235,7 @@ def page(
 
     from ..rates.page import comparing
     from ..report.charts import Series, lines
-    from ..report.page import conditioning, rendered
+    from ..report.page import conditioning, render
 
     curves = []
     for rate, runs in results.items():
@@ -256,7 +256,7 @@ def page(
         )
     rates = [f"{rate:g}" for rate in results]
     values = conditioning(report) | comparing(tuned)
-    return rendered(
+    return render(
         "demo.html.jinja",
         title="PathCond on handwritten digits",
         curves=curves,

@@ -203,7 +203,7 @@ class Problem:
             log_total=math.log(total),
             class_matrix=class_matrix,
             num_units=symmetry.num_units,
-            slope=class_matrix.transposed(ranks.sum(n), symmetry.num_units),
+            slope=class_matrix.apply_transposed(ranks.sum(n), symmetry.num_units),
             lower=lower,
             upper=upper,
             power=power,
@@ -381,7 +381,7 @@ class Point:
             .index_add_(0, problem.columns, at_columns)
         )
         total, coefficients = problem.ranks.sum(total), C.coefficients**power
-        return ClassMatrix(C.classes, C.units, coefficients, C.num_classes).transposed(
+        return ClassMatrix(C.classes, C.units, coefficients, C.num_classes).apply_transposed(
             total, problem.num_units
         )
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from .. import errors
-from ..wrappers import unwrap, wrapped
+from ..wrappers import unwrap, walk_wrappers
 from .sharding import mesh_group, reshard, sharded_parameters
 
 T = TypeVar("T")
@@ -45,7 +45,8 @@ class Ranks:
         reshard(model)
         sharded = sharded_parameters(model) if several_processes() else {}
         wrapper = next(
-            (m for m in wrapped(model) if isinstance(m, nn.parallel.DistributedDataParallel)), None
+            (m for m in walk_wrappers(model) if isinstance(m, nn.parallel.DistributedDataParallel)),
+            None,
         )
         if wrapper is not None and getattr(getattr(wrapper, "_join_config", None), "enable", False):
             raise errors.MismatchError(

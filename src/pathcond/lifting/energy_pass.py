@@ -414,7 +414,7 @@ class EnergyPass(Energies):
             if isinstance(value, Frozen):
                 found += value.ends
             elif isinstance(value, Alternatives):
-                found.append(value.joined())
+                found.append(value.join())
             elif isinstance(value, (PathSum, Edges)):
                 found.append(value if isinstance(value, PathSum) else PathSum(value.power))
         exponent = max((paths.exponent for paths in found), default=0)
@@ -540,7 +540,7 @@ def _with_power(value: PathSum | Edges, power: Tensor) -> PathSum | Edges:
 
 
 def _join(value: Any) -> Any:
-    return value.joined() if isinstance(value, Alternatives) else value
+    return value.join() if isinstance(value, Alternatives) else value
 
 
 def _alternative(value: Any, at: int) -> Any:

@@ -79,7 +79,7 @@ class Grid:
         return len(self.seeds) * len(self.rates) * len(self.methods)
 
 
-def refuse_other_than_functions(build: object, train: object) -> None:
+def check_functions(build: object, train: object) -> None:
     """Say it before the first run, where ``build`` or ``train`` cannot be called as such.
 
     Raises:
@@ -125,7 +125,7 @@ def grid_of(
 
 
 def _rates(rates: Iterable[float], problems: list[str]) -> list[float]:
-    found = _listed("rates", rates, problems)
+    found = _list_values("rates", rates, problems)
     positive = [rate for rate in found if _is_positive(rate)]
     problems += [
         f"rate {rate!r} is not a positive number" for rate in found if not _is_positive(rate)
@@ -142,7 +142,7 @@ def _is_positive(rate: object) -> bool:
 
 def _seeds(seeds: int | Iterable[int], problems: list[str]) -> list[int]:
     is_number = isinstance(seeds, int) and not isinstance(seeds, bool)
-    found = _listed("seeds", range(seeds) if is_number else seeds, problems)  # type: ignore[arg-type]
+    found = _list_values("seeds", range(seeds) if is_number else seeds, problems)  # type: ignore[arg-type]
     whole = [seed for seed in found if hasattr(seed, "__index__") and not isinstance(seed, bool)]
     problems += [f"seed {seed!r} is not a whole number" for seed in found if seed not in whole]
     return _once("seeds", [int(seed) for seed in whole], problems)
@@ -164,9 +164,9 @@ def _method(name: object, value: object, problems: list[str]) -> Method | None:
     elif value is None:
         return Method(name=name, how=AS_IS, prepare=None)
     elif isinstance(value, Mapping):
-        return _conditioned(name, value, problems)
+        return _conditioning_method(name, value, problems)
     elif callable(value):
-        return Method(name=name, how=_described(value), prepare=value)
+        return Method(name=name, how=_describe(value), prepare=value)
     else:
         problems.append(
             f"method {name!r} is {_kind(value)}: it can be None, a function of model "
@@ -176,7 +176,9 @@ def _method(name: object, value: object, problems: list[str]) -> Method | None:
     return None
 
 
-def _conditioned(name: str, options: Mapping[Any, Any], problems: list[str]) -> Method | None:
+def _conditioning_method(
+    name: str, options: Mapping[Any, Any], problems: list[str]
+) -> Method | None:
     known = {
         option
         for option in inspect.signature(condition_).parameters
@@ -193,12 +195,12 @@ def _conditioned(name: str, options: Mapping[Any, Any], problems: list[str]) -> 
     return Method(name=name, how=how, prepare=partial(condition_, **options), only_weights=True)
 
 
-def _described(function: Any) -> str:
+def _describe(function: Any) -> str:
     """A function by its name: the same in the next process, where its address is another."""
     return ADDRESS.sub("", getattr(function, "__qualname__", None) or repr(function))
 
 
-def _listed(name: str, values: Any, problems: list[str]) -> list[Any]:
+def _list_values(name: str, values: Any, problems: list[str]) -> list[Any]:
     if isinstance(values, str):
         problems.append(f"{name} is a string, not a list of numbers")
         return []

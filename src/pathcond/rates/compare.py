@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..capture.isolation import same_random_states
-from .arguments import Grid, grid_of, refuse_other_than_functions
+from .arguments import Grid, check_functions, grid_of
 from .comparison import RateComparison
 from .curves import Curve
 from .progress import Progress
@@ -101,7 +101,7 @@ def compare_rates(
         <BLANKLINE>
         “conditioned” and “as is” reach the same, each at its own best rate.
     """
-    refuse_other_than_functions(build, train)
+    check_functions(build, train)
     grid = grid_of(rates, methods, seeds)
     record = Record(None if rows is None else Path(rows), grid)
     beginnings = Beginnings(build, example_inputs, record.weights)
@@ -110,7 +110,7 @@ def compare_rates(
         # Rows of a model that has changed since must not pass for runs of this one, even if none is
         # missing.
         for seed in record.weights:
-            beginnings.built(seed)
+            beginnings.build_model(seed)
         for point in grid:
             if record[point] is None:
                 shown.begin(f"{point.method.name} at rate {point.rate:.4g}, seed {point.seed}")

@@ -92,10 +92,10 @@ class RateComparison:
 
     def _repr_html_(self) -> str | None:
         """The page inside a notebook; None, which shows the text, without the "report" extra."""
-        from .page import framed
+        from .page import comparison_frame
 
         try:
-            return framed(self)
+            return comparison_frame(self)
         except ImportError:
             return None
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..report import charts
-from ..report.page import rendered
+from ..report.page import render
 from .words import cells, number, sentences
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def comparison_page(result: RateComparison) -> str:
     """The page of one comparison."""
     title = f"{result.label[:1].upper()}{result.label[1:]} over the learning rate"
-    return rendered("rates.html.jinja", title=title, **comparing(result))
+    return render("rates.html.jinja", title=title, **comparing(result))
 
 
-def framed(result: RateComparison) -> str:
+def comparison_frame(result: RateComparison) -> str:
     """The page as a frame: its style stays its own inside a notebook."""
     page = escape(comparison_page(result), quote=True)
     title = f"{escape(result.label)} over the learning rate"

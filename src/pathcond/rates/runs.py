@@ -80,12 +80,12 @@ class Beginnings:
         """The model of a run; the random states are those behind its build, whatever preparing it
         drew.
         """
-        model = self.built(point.seed)
+        model = self.build_model(point.seed)
         with same_random_states():
             self._prepare(model, point)
         return model
 
-    def built(self, seed: int) -> nn.Module:
+    def build_model(self, seed: int) -> nn.Module:
         """A fresh model.
 
         Raises:
@@ -96,7 +96,7 @@ class Beginnings:
         model = self.build(seed)
         if not isinstance(model, nn.Module):
             raise WrongCallableError(
-                f"build({seed}) returned {_shown(model)}, not a torch.nn.Module"
+                f"build({seed}) returned {_show(model)}, not a torch.nn.Module"
             )
         found = digest(model)
         known, where = self.weights.setdefault(seed, (found, "before, in this call"))
@@ -153,7 +153,7 @@ def perform(point: Point, beginnings: Beginnings, train: Callable[[nn.Module, fl
             point.seed,
             exc_info=True,
         )
-        error = described(raised)
+        error = describe_error(raised)
     return Run(
         method=point.method.name,
         rate=point.rate,
@@ -186,7 +186,7 @@ def figure_of(returned: Any) -> float:
         figure = None
     if figure is None:
         raise WrongCallableError(
-            f"train returned {_shown(returned)}: it must return one number, the figure to lower, "
+            f"train returned {_show(returned)}: it must return one number, the figure to lower, "
             "and infinity or NaN if training "
             "diverged"
         )
@@ -226,7 +226,7 @@ def _take_over(model: nn.Module, values: Mapping[str, Tensor]) -> None:
             tensor.copy_(values[name])
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error in one line: its type, its message, and the line of the user's code that it came
     from.
     """
@@ -244,10 +244,10 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}{': ' * bool(text)}{text}{where}"
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """A value in a message.
 
-    >>> _shown((0.3, 0.9)), _shown(torch.ones(2)), _shown(None)
+    >>> _show((0.3, 0.9)), _show(torch.ones(2)), _show(None)
     ('(0.3, 0.9)', 'a tensor of shape (2,)', 'None')
     """
     if isinstance(value, Tensor):

@@ -25,7 +25,7 @@ def comparison_table(result: RateComparison) -> str:
         tuple(column or result.label for column in COLUMNS),
         *(cells(curve, result) for curve in result.curves),
     ]
-    return "\n".join([head, "", *_aligned(rows), "", *sentences(result)]).rstrip()
+    return "\n".join([head, "", *_align(rows), "", *sentences(result)]).rstrip()
 
 
 def cells(curve: Curve, result: RateComparison) -> tuple[str, ...]:
@@ -54,15 +54,15 @@ def _verdict(curve: Curve, baseline: Curve) -> str:
     found = difference(curve, baseline)
     if found is None:
         return (
-            f"{quoted(curve)} and {quoted(baseline)} cannot be compared: one of them has no best "
+            f"{quote(curve)} and {quote(baseline)} cannot be compared: one of them has no best "
             "rate."
         )
     if found.mean == 0:
-        return f"{quoted(curve)} and {quoted(baseline)} reach the same, each at its own best rate."
+        return f"{quote(curve)} and {quote(baseline)} reach the same, each at its own best rate."
     side = "below" if found.mean > 0 else "above"
     share = "" if math.isnan(found.relative) else f"{100 * abs(found.relative):.2g} % "
     return (
-        f"{quoted(curve)} comes {share}{side} {quoted(baseline)}, each at its own best rate; "
+        f"{quote(curve)} comes {share}{side} {quote(baseline)}, each at its own best rate; "
         f"{_noise(found)}."
     )
 
@@ -82,19 +82,19 @@ def _doubts(curve: Curve) -> list[str]:
     if curve.best is None:
         if any(math.isnan(mean) for mean in curve.means):
             return [
-                f"{quoted(curve)} has no rate at which every seed finished: it has no best rate."
+                f"{quote(curve)} has no rate at which every seed finished: it has no best rate."
             ]
-        return [f"{quoted(curve)} diverged at every rate, from one seed or more: try smaller ones."]
+        return [f"{quote(curve)} diverged at every rate, from one seed or more: try smaller ones."]
     if curve.at_edge is None:
         return []
     if curve.at_edge == "only":
         return [
-            f"{quoted(curve)} was run at one rate, {number(curve.best_rate)}: a grid of "
+            f"{quote(curve)} was run at one rate, {number(curve.best_rate)}: a grid of "
             "rates is needed to find its best."
         ]
     side = "smaller" if curve.at_edge == "least" else "larger"
     return [
-        f"The best rate of {quoted(curve)}, {number(curve.best_rate)}, is the {curve.at_edge} "
+        f"The best rate of {quote(curve)}, {number(curve.best_rate)}, is the {curve.at_edge} "
         "that was run: a better one may lie "
         f"beyond. Widen the grid to {side} rates."
     ]
@@ -137,7 +137,7 @@ def percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:+.1f} %"
 
 
-def quoted(curve: Curve) -> str:
+def quote(curve: Curve) -> str:
     return f"“{curve.name}”"
 
 
@@ -155,7 +155,7 @@ def _count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Names to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

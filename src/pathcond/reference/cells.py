@@ -40,12 +40,12 @@ class Term(NamedTuple):
 Cell = list[Term]
 
 
-def scaled(cell: Cell, factor: float) -> Cell:
+def scale(cell: Cell, factor: float) -> Cell:
     """factor · cell; nothing at all for a factor of zero."""
     return [term._replace(coefficient=factor * term.coefficient) for term in cell] if factor else []
 
 
-def gated(cell: Cell, gate: Gate) -> Cell:
+def add_gate(cell: Cell, gate: Gate) -> Cell:
     """gate · cell."""
     return [term._replace(gates=(*term.gates, gate)) for term in cell]
 

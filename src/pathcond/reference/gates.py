@@ -99,7 +99,7 @@ def gate_values(graph: Graph, model: nn.Module, inputs: Any) -> dict[str, Tensor
                 )
             values[node] = leaf.clone()  # operations that write in place must not reach the model
             continue
-        args, kwargs = filled((node.args, node.kwargs), values)
+        args, kwargs = fill_in((node.args, node.kwargs), values)
         if node.op in MAX_POOLS:
             gates[node.name] = winners(node, args[0]).flatten()
         elif (
@@ -112,7 +112,7 @@ def gate_values(graph: Graph, model: nn.Module, inputs: Any) -> dict[str, Tensor
     return gates
 
 
-def filled(arguments: Any, values: dict[Node, Any]) -> Any:
+def fill_in(arguments: Any, values: dict[Node, Any]) -> Any:
     """Arguments of a call with every node replaced by its value."""
     return tree_map(
         lambda argument: values[argument] if isinstance(argument, Node) else argument, arguments

@@ -17,10 +17,10 @@ from .cells import (
     Array,
     Cell,
     Table,
-    gated,
+    add_gate,
     indices,
     per_axis,
-    scaled,
+    scale,
     times,
 )
 from .gates import Gate
@@ -147,7 +147,7 @@ def batch_norm(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     sigma = [math.sqrt(v + a["eps"]) for v in a["running_var"].tolist()]
     for (_, c, *_), cell in a["input"].table().items():
         yield (
-            scaled(cell if a["weight"] is None else times(cell, gamma[(c,)]), 1 / sigma[c])
+            scale(cell if a["weight"] is None else times(cell, gamma[(c,)]), 1 / sigma[c])
             + beta[(c,)]
         )
 
@@ -156,7 +156,7 @@ def batch_norm(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
 def activation(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     """y = gate · x, one gate per element."""
     for element, cell in enumerate(a["self"]):
-        yield gated(cell, Gate(node=node.name, element=element))
+        yield add_gate(cell, Gate(node=node.name, element=element))
 
 
 @operation("clamp", "clamp_min")
@@ -216,7 +216,7 @@ def max_pool(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
         yield [
             term
             for entry, gate in zip(entries, gates, strict=True)
-            for term in gated(x[entry], gate)
+            for term in add_gate(x[entry], gate)
         ]
 
 
@@ -236,7 +236,7 @@ def average_pool(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
             min(axis.stop, end) - axis.start for axis, end in zip(window, ends, strict=True)
         )
         k = a.get("divisor_override") or (padded if a["count_include_pad"] else len(entries))
-        yield [term for entry in entries for term in scaled(x[entry], 1 / k)]
+        yield [term for entry in entries for term in scale(x[entry], 1 / k)]
 
 
 @operation("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
@@ -253,7 +253,7 @@ def adaptive_average_pool(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
             tuple(start + i for (start, _), i in zip(bounds, at, strict=True))
             for at in indices([q - p for p, q in bounds])
         ]
-        yield [term for entry in entries for term in scaled(x[(*lead, *entry)], 1 / k)]
+        yield [term for entry in entries for term in scale(x[(*lead, *entry)], 1 / k)]
 
 
 @operation("sum", "mean")
@@ -269,7 +269,7 @@ def reduction(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     sums: dict[tuple[int, ...], Cell] = {}
     for position, cell in a["self"].table().items():
         kept = tuple(i for axis, i in enumerate(position) if axis not in axes)
-        sums.setdefault(kept, []).extend(scaled(cell, 1 / k))
+        sums.setdefault(kept, []).extend(scale(cell, 1 / k))
     yield from sums.values()
 
 
@@ -280,7 +280,7 @@ def addition(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     for left, right in zip(
         a["self"].expand(node.shape), a["other"].expand(node.shape), strict=True
     ):
-        yield left + scaled(right, factor)
+        yield left + scale(right, factor)
 
 
 @operation("mul")
@@ -300,14 +300,14 @@ def division(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     ):
         if a.get("rounding_mode") or not (len(right) == 1 and right[0].is_constant):
             raise NotImplementedError("div by anything but a constant that is not zero")
-        yield scaled(left, 1 / right[0].coefficient)
+        yield scale(left, 1 / right[0].coefficient)
 
 
 @operation("neg")
 def negation(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     """y = −x."""
     for cell in a["self"]:
-        yield scaled(cell, -1)
+        yield scale(cell, -1)
 
 
 @operation("pad", "constant_pad_nd")

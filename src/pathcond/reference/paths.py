@@ -39,7 +39,7 @@ from ..capture.models import as_call
 from ..capture.nodes import Graph, Node
 from ..wrappers import unwrap
 from .cells import Array, Cell, Memory, Term
-from .gates import Gate, filled, gate_values
+from .gates import Gate, fill_in, gate_values
 from .operations import MOVES, OPERANDS, OPERATIONS
 
 
@@ -262,7 +262,7 @@ def _call(node: Node, values: dict[Node, Any], memory: Memory) -> Any:
     """The result of one operation: an Array, a list of them, or a Tensor if nothing but constants
     went in.
     """
-    args, kwargs = filled((node.args, node.kwargs), values)
+    args, kwargs = fill_in((node.args, node.kwargs), values)
     if not any(isinstance(leaf, Array) for leaf in tree_leaves((args, kwargs))):
         return node.target(*args, **kwargs)
     if node.op in MOVES:
@@ -270,10 +270,10 @@ def _call(node: Node, values: dict[Node, Any], memory: Memory) -> Any:
     if node.op not in OPERATIONS:
         raise NotImplementedError(f"{node.op} at {node.where}: its paths are not defined here")
     operands = {
-        name: _operand(name, value, memory) for name, value in filled(node.bound, values).items()
+        name: _operand(name, value, memory) for name, value in fill_in(node.bound, values).items()
     }
     made = memory.array(
-        (_checked(cell, node) for cell in OPERATIONS[node.op](node, operands)), node.shape
+        (_check(cell, node) for cell in OPERATIONS[node.op](node, operands)), node.shape
     )
     if not node.target._schema.is_mutable:
         return made
@@ -290,7 +290,7 @@ def _operand(name: str, value: Any, memory: Memory) -> Any:
     return memory.constant(value) if name in OPERANDS and number else value
 
 
-def _checked(cell: Cell, node: Node) -> Cell:
+def _check(cell: Cell, node: Node) -> Cell:
     if any(term.is_constant for term in cell):
         raise NotImplementedError(
             f"{node.op} at {node.where} adds a constant: a path starts at "
@@ -316,6 +316,6 @@ def _move(node: Node, args: Any, kwargs: Any, memory: Memory) -> Any:
             return addresses
         view = Array(addresses, memory)
         shared = addresses.untyped_storage().data_ptr() in storages
-        return view if shared else memory.array([_checked(cell, node) for cell in view], view.shape)
+        return view if shared else memory.array([_check(cell, node) for cell in view], view.shape)
 
     return tree_map(result, node.target(*args, **kwargs))

@@ -110,7 +110,7 @@ def count_symmetries(
     generator = torch.Generator().manual_seed(seed)
     coordinates = _coordinates(model)
     sizes = {name: tensor.shape for name, tensor in coordinates.items()}
-    generators = _generators(model, sizes, _dropped(model, sizes, normalization))
+    generators = _generators(model, sizes, _find_dropped(model, sizes, normalization))
     modes = (False,) if normalization == "paper" else (False, True)
     influence = torch.zeros(generators.shape[0], dtype=torch.float64)
     stacked = torch.zeros(0, generators.shape[1], dtype=torch.float64)
@@ -120,7 +120,7 @@ def count_symmetries(
             name: _draw(shape, generator, positive=name.endswith("#sigma"))
             for name, shape in sizes.items()
         }
-        inputs = tree_map(lambda x: _redrawn(x, generator), example_inputs)
+        inputs = tree_map(lambda x: _redraw(x, generator), example_inputs)
         flat_theta = torch.cat([theta[name].flatten() for name in sizes])
         for training in modes:
             jacobian = _jacobian(model, theta, inputs, training)
@@ -147,7 +147,7 @@ def _coordinates(model: nn.Module) -> dict[str, Tensor]:
     return coordinates
 
 
-def _dropped(model: nn.Module, names: Any, normalization: str) -> set[str]:
+def _find_dropped(model: nn.Module, names: Any, normalization: str) -> set[str]:
     """Coordinates that the policy does not let move."""
     gains, biases = set(), set()
     for prefix, module in model.named_modules():
@@ -209,7 +209,7 @@ def _draw(shape: torch.Size, generator: torch.Generator, *, positive: bool) -> T
     return sign * magnitude / max(1, fan_in) ** 0.5
 
 
-def _redrawn(x: Any, generator: torch.Generator) -> Any:
+def _redraw(x: Any, generator: torch.Generator) -> Any:
     if isinstance(x, Tensor) and x.is_floating_point():
         return torch.randn(x.shape, generator=generator, dtype=torch.float64)
     return x

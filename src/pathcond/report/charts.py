@@ -55,7 +55,7 @@ def lines(
 ) -> str:
     """Values over steps, one line per series; up to six are told apart by colour and dash."""
     finite = [v for s in series for v in s.values if math.isfinite(v)]
-    low, high = _padded(min(finite), max(finite)) if finite else (0.0, 1.0)
+    low, high = _pad(min(finite), max(finite)) if finite else (0.0, 1.0)
     steps = max((len(s.values) for s in series), default=1)
 
     def draw(canvas: Canvas) -> str:
@@ -72,7 +72,7 @@ def lines(
             )
         return _svg(canvas, parts, height, f"{y_label} over {x_label}")
 
-    return _drawn(draw) + _legend([s.name for s in series], "line")
+    return _draw_all(draw) + _legend([s.name for s in series], "line")
 
 
 def bands(
@@ -102,7 +102,7 @@ def bands(
             ]
         return _svg(canvas, parts, height, f"{y_label} over {x_label}")
 
-    return _drawn(draw) + _legend([curve.name for curve in curves], "line")
+    return _draw_all(draw) + _legend([curve.name for curve in curves], "line")
 
 
 def _height_axis(curves: Sequence[Band], start: float, stop: float) -> Axis:
@@ -113,7 +113,7 @@ def _height_axis(curves: Sequence[Band], start: float, stop: float) -> Axis:
         v for curve in curves for v in (*curve.values, *curve.low, *curve.high) if math.isfinite(v)
     ]
     if not finite or min(finite) <= 0:
-        return Axis(*_padded(min(finite, default=0.0), max(finite, default=1.0)), start, stop)
+        return Axis(*_pad(min(finite, default=0.0), max(finite, default=1.0)), start, stop)
     best = [min((v for v in curve.values if math.isfinite(v)), default=0.0) for curve in curves]
     low, high = min(finite), max(v for v in finite if v <= 10 * max(*best, min(finite)))
     margin = max((high / low) ** 0.05, 1.01)
@@ -171,7 +171,7 @@ def histograms(
     what lies beyond.
     """
     ends = [end for _, v, w in groups for end in _bulk(v, w)]
-    low, high = _padded(min(ends), max(ends)) if ends else (0.0, 1.0)
+    low, high = _pad(min(ends), max(ends)) if ends else (0.0, 1.0)
     shares = [_shares(v, w, low, high, bins) for _, v, w in groups]
     highest = max((float(s.max()) for s in shares), default=1.0) * 1.05 or 1.0
 
@@ -186,7 +186,7 @@ def histograms(
             parts.append(f'<polygon class="area s{i}" points="{corners}">{_tip(name)}</polygon>')
         return _svg(canvas, parts, height, f"distribution of {x_label}")
 
-    return _drawn(draw) + _legend([name for name, _, _ in groups], "area")
+    return _draw_all(draw) + _legend([name for name, _, _ in groups], "area")
 
 
 def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
@@ -197,7 +197,7 @@ def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
     quantiles = [
         [float(torch.quantile(v, q)) for q in (BULK[0], 0.25, 0.5, 0.75, BULK[1])] for _, v in rows
     ]
-    low, high = _padded(
+    low, high = _pad(
         min([0.0, *(q[0] for q in quantiles)]), max([0.0, *(q[-1] for q in quantiles)])
     )
 
@@ -216,7 +216,7 @@ def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
         parts.append(_label(x, height, f"{x_label} · 1st to 99th percentile"))
         return _svg(canvas, parts, height, f"distribution of {x_label} by layer")
 
-    return _drawn(draw)
+    return _draw_all(draw)
 
 
 def _row_name(canvas: Canvas, name: str, middle: float) -> str:
@@ -271,7 +271,7 @@ def _bulk(values: Tensor, weights: Tensor) -> tuple[float, float]:
     return float(values[low]), float(values[min(high, len(values) - 1)])
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
+def _pad(low: float, high: float) -> tuple[float, float]:
     margin = 0.04 * (high - low) or 0.5
     return low - margin, high + margin
 
@@ -300,7 +300,7 @@ def _frame(canvas: Canvas, x: Axis, y: Axis, height: int, x_label: str, y_label:
     return parts
 
 
-def _drawn(draw: Callable[[Canvas], str]) -> str:
+def _draw_all(draw: Callable[[Canvas], str]) -> str:
     return "".join(draw(canvas) for canvas in CANVASES)
 
 

@@ -21,7 +21,7 @@ STAGES = {
 }
 
 
-def rendered(template: str, *, package: str = "pathcond.report", **values: Any) -> str:
+def render(template: str, *, package: str = "pathcond.report", **values: Any) -> str:
     """A template with its values; charts arrive as ready markup, all else is escaped.
 
     Args:
@@ -48,7 +48,7 @@ def rendered(template: str, *, package: str = "pathcond.report", **values: Any) 
 def conditioning_page(report: Report, name: str | None = None) -> str:
     """The page of one conditioning, under the given name or that of the model's class."""
     values = conditioning(report, name)
-    return rendered("conditioning.html.jinja", title=f"{values['name']}, conditioned", **values)
+    return render("conditioning.html.jinja", title=f"{values['name']}, conditioned", **values)
 
 
 def conditioning(report: Report, name: str | None = None) -> dict[str, Any]:

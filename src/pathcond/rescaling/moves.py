@@ -56,7 +56,7 @@ class Setting:
     value: Tensor
 
 
-def refused(moves: Sequence[Move]) -> list[str]:
+def list_problems(moves: Sequence[Move]) -> list[str]:
     """Why some of these moves cannot be made: memory that cannot be written, or values that would
     leave the tensor's type.
     """

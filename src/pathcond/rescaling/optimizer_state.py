@@ -103,7 +103,7 @@ def transport(
         if powers is None and optimizer_state == "transport":
             unknown += [
                 f"{type(optimizer).__name__} keeps "
-                f"{', '.join(map(repr, sorted(_kept(optimizer))))}, of unknown meaning"
+                f"{', '.join(map(repr, sorted(_state_names(optimizer))))}, of unknown meaning"
             ]
             continue
         if powers is None and optimizer_state == "reset":  # whichever parameter it keeps them with
@@ -156,7 +156,7 @@ def _alike(state: Tensor, parameter: Tensor) -> bool:
     return same and state.dtype.is_floating_point
 
 
-def listed(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]:
+def list_optimizers(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]:
     """One optimizer, several or none, as a list."""
     if optimizer is None:
         return []
@@ -242,7 +242,7 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
 
 def _powers(optimizer: torch.optim.Optimizer) -> Mapping[str, int] | None:
     """{state: power} of an optimizer; None if it keeps what is not understood."""
-    known, kept = POWERS.get(_kind(optimizer)), _kept(optimizer)
+    known, kept = POWERS.get(_kind(optimizer)), _state_names(optimizer)
     if known is not None or not kept:
         return known or {}
     return (
@@ -252,7 +252,7 @@ def _powers(optimizer: torch.optim.Optimizer) -> Mapping[str, int] | None:
     )
 
 
-def _kept(optimizer: torch.optim.Optimizer) -> set[str]:
+def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
     """The names of all state that may scale."""
     return {
         key

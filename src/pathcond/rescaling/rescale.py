@@ -31,11 +31,11 @@ from ..numerics import exp, largest
 from ..rules.values import Scaling
 from ..symmetry.held import list_frozen
 from ..symmetry.sizes import Example
-from ..symmetry.symmetry import Symmetry, fingerprint, scaled_variance
+from ..symmetry.symmetry import Symmetry, fingerprint, scale_variance
 from ..wrappers import unwrap
 from .factor import Factor
-from .moves import Move, Setting, refused
-from .optimizer_state import Optimizers, Transport, listed, require_own, transport
+from .moves import Move, Setting, list_problems
+from .optimizer_state import Optimizers, Transport, list_optimizers, require_own, transport
 
 logger = logging.getLogger("pathcond")
 
@@ -110,7 +110,7 @@ def rescale_(
     change_eval = change_train = None
     with uninterrupted(), torch.no_grad():
         with ranks.together():
-            copies = listed_copies(copies)
+            copies = list_copies(copies)
             rounded = (
                 is_low_precision(model, symmetry, copies)
                 if round_to_power_of_two is None
@@ -122,7 +122,7 @@ def rescale_(
                 log_scales,
                 rounded,
                 verify,
-                listed(optimizer),
+                list_optimizers(optimizer),
                 optimizer_state,
                 copies,
             )
@@ -212,7 +212,7 @@ class _Plan:
             reset()
 
 
-def listed_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
+def list_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
     """Copies of a model as a list of modules and mappings; anything else is refused."""
     if isinstance(copies, (nn.Module, Mapping)):
         raise TypeError("copies is a list: copies=[ema]")
@@ -237,7 +237,7 @@ def is_low_precision(
     return not types.isdisjoint((torch.float16, torch.bfloat16))
 
 
-def _rounded(log_scales: Tensor) -> Tensor:
+def _round_to_powers(log_scales: Tensor) -> Tensor:
     return (torch.as_tensor(log_scales).double() / math.log(2)).round() * math.log(2)
 
 
@@ -258,7 +258,7 @@ def _plan(
         if name in symmetry.shapes
     }
     peaks = _refuse_unusable(model, symmetry, log_scales, named)
-    t = symmetry.class_log_scales(_rounded(log_scales) if rounded else log_scales)
+    t = symmetry.class_log_scales(_round_to_powers(log_scales) if rounded else log_scales)
     parts, variances = _parts(symmetry, t, named)
     factors = {name: Factor.of(of_name, named[name]) for name, of_name in parts.items()}
     tensors = {name: local(named[name]) for name in [*factors, *variances]}
@@ -284,7 +284,7 @@ def _plan(
         Setting(
             f"{name} of a copy",
             other[name].detach(),
-            _moved_variance(other[name], symmetry.scalings[name], t),
+            _move_variance(other[name], symmetry.scalings[name], t),
         )
         for other in others
         for name in variances
@@ -293,7 +293,7 @@ def _plan(
     _say_what_no_optimizer_holds(require_own(optimizers, model, copies), scaled)
     moved = transport(optimizers, optimizer_state, scaled)
     moves += moved.moves
-    problems = refused(moves)
+    problems = list_problems(moves)
     problems += [
         f"{setting.what} would become negative"
         for setting in settings
@@ -405,7 +405,7 @@ def _refuse_unusable(
             "gradients of fully_shard wait to be summed over the processes: rescale "
             "after the step, or zero_grad()"
         )
-    checked = symmetry._checked(log_scales)
+    checked = symmetry._check_shape(log_scales)
     for unit in torch.nonzero(~checked.isfinite()).flatten().tolist()[:5]:
         problems.append(
             f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite"
@@ -472,7 +472,7 @@ def _parts(
         tensor, plus, minus = tensors[name], scaling.plus.long(), scaling.minus.long()
         if scaling.epsilon is not None:
             if bool(moves[plus].any()):
-                variances[name] = _moved_variance(tensor, scaling, t)
+                variances[name] = _move_variance(tensor, scaling, t)
             continue
         parts = [
             scale[ids] for scale, ids in ((grow, plus), (shrink, minus)) if bool(moves[ids].any())
@@ -482,9 +482,9 @@ def _parts(
     return factors, variances
 
 
-def _moved_variance(variance: Tensor, scaling: Scaling, t: Tensor) -> Tensor:
+def _move_variance(variance: Tensor, scaling: Scaling, t: Tensor) -> Tensor:
     assert scaling.epsilon is not None
-    return scaled_variance(variance.detach().cpu(), t[scaling.plus.long()], scaling.epsilon).to(
+    return scale_variance(variance.detach().cpu(), t[scaling.plus.long()], scaling.epsilon).to(
         variance.device, variance.dtype
     )
 

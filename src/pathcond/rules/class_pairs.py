@@ -46,7 +46,7 @@ class ClassPairs:
         as 1.
         """
         by_row, by_column = (
-            _summed(weights, ids.shape).double().flatten() for ids in (self.r, self.c)
+            _sum_to_shape(weights, ids.shape).double().flatten() for ids in (self.r, self.c)
         )
         return by_row, by_column
 
@@ -58,12 +58,12 @@ class ClassPairs:
             classes.expand(self.size).flatten()
             for classes in (self.rows[self.r], self.columns[self.c])
         )
-        return rows, columns, _summed(values, self.size).flatten()
+        return rows, columns, _sum_to_shape(values, self.size).flatten()
 
     def matrix(self, values: Tensor) -> Tensor:
         """Σ over the elements of every pair, (R, C)."""
         size, (R, C) = self.size, (len(self.rows), len(self.columns))
-        values = _summed(values, size)
+        values = _sum_to_shape(values, size)
         of_row = [d for d, n in enumerate(self.r.shape) if n > 1]
         # a grouped kernel: classes vary together along an axis
         if any(self.c.shape[d] > 1 for d in of_row):
@@ -75,10 +75,10 @@ class ClassPairs:
             )
         others = [d for d in range(len(size)) if d not in of_row]
         values = values.permute(of_row + others).reshape(self.r.numel(), -1)
-        return _merged(_merged(values, self.r.flatten(), R).T, self.c.flatten(), C).T.contiguous()
+        return _merge(_merge(values, self.r.flatten(), R).T, self.c.flatten(), C).T.contiguous()
 
 
-def _merged(values: Tensor, ids: Tensor, count: int) -> Tensor:
+def _merge(values: Tensor, ids: Tensor, count: int) -> Tensor:
     """Rows of (n, m) with the same id summed, (count, m)."""
     if len(ids) == count and bool((ids[1:] > ids[:-1]).all()):
         return values
@@ -89,7 +89,7 @@ def _merged(values: Tensor, ids: Tensor, count: int) -> Tensor:
     return zeros.index_add_(0, ids.to(values.device), values)
 
 
-def _summed(values: Tensor, shape: torch.Size) -> Tensor:
+def _sum_to_shape(values: Tensor, shape: torch.Size) -> Tensor:
     """``sum_to_size``, for booleans too."""
     axes = [d for d, (n, kept) in enumerate(zip(values.shape, shape, strict=True)) if kept == 1 < n]
     return values.sum(axes, keepdim=True) if axes else values

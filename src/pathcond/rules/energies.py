@@ -81,7 +81,7 @@ class Alternatives:
     parts: tuple[PathSum | Edges, ...]
     index: Node | None = None
 
-    def joined(self) -> PathSum:
+    def join(self) -> PathSum:
         """The average over the samples; uncalibrated one path per member."""
         exponents = [part.exponent if isinstance(part, PathSum) else 0 for part in self.parts]
         total = torch.zeros_like(self.parts[0].power)
@@ -368,7 +368,7 @@ def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
     captured with.
     """
 
-    def adapted(a: Any) -> Any:
+    def adapt(a: Any) -> Any:
         if isinstance(a, torch.dtype):
             return torch.float64 if a.is_floating_point else a
         return device if isinstance(a, torch.device) else a
@@ -385,7 +385,7 @@ def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
         return grouped_product(arguments["self"], arguments["mat2"], arguments["offs"])
     # fp8, fp16, bf16 and fp32 are all float64 here; a device that was left out means the one at
     # hand.
-    made = {name: tree_map(adapted, a) for name, a in arguments.items()}
+    made = {name: tree_map(adapt, a) for name, a in arguments.items()}
     if made.get("device", 0) is None and not any(isinstance(a, Tensor) for a in made.values()):
         made["device"] = device
     return node.target(**made)

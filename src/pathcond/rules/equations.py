@@ -160,7 +160,7 @@ class Equations:
             if self._pins:
                 self._fixed[root[torch.cat([ids for ids, _ in self._pins]).long()].long()] = True
 
-    def simplified(self, ids: Tensor) -> Tensor:
+    def simplify(self, ids: Tensor) -> Tensor:
         """ids with equal labels made equal and fixed ones FIXED, as far as equalities and pins
         tell.
         """
@@ -172,7 +172,7 @@ class Equations:
 
     def same(self, a: Tensor, b: Tensor) -> bool:
         """True if a and b are known to be equal elementwise (broadcast); False says nothing."""
-        return bool((a == b).all()) or bool((self.simplified(a) == self.simplified(b)).all())
+        return bool((a == b).all()) or bool((self.simplify(a) == self.simplify(b)).all())
 
     def solve(self) -> SolvedScales:
         """Every label as an integer combination of free labels, the smallest ids being the free

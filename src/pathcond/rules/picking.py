@@ -72,7 +72,7 @@ def pick_from(scales: Scales, stack: Any, index: Any, *, rows: int | None = None
     Returns:
         (*places, *rest), or (rows, *rest) with offsets.
     """
-    stack = scales.simplified(stack)
+    stack = scales.simplify(stack)
     if not isinstance(stack, Weight) or not isinstance(index, Node) or index.dtype not in INTEGERS:
         return None
     members, *rest = stack.shape
@@ -112,7 +112,7 @@ def same_order(index: Node) -> list[Node]:
     return chain
 
 
-def collapsed(scales: Scales, value: Any) -> Any:
+def collapse(scales: Scales, value: Any) -> Any:
     """The labels of what is picked if they may not depend on the member; any other value as it
     is.
     """
@@ -123,7 +123,7 @@ def collapsed(scales: Scales, value: Any) -> Any:
     return Labels(ids, value.shape)
 
 
-def simplified(value: Any) -> Any:
+def simplify(value: Any) -> Any:
     """Plain labels where they do not depend on the member."""
     if not isinstance(value, Picked) or not isinstance(value.choices, Labels):
         return value
@@ -141,18 +141,18 @@ def follow(scales: Scales, node: Node, rule: Any, arguments: dict[str, Any]) -> 
     ]
     alone = isinstance(first, Picked) and not others
     if node.op in MOVES:
-        return _moved(scales, node, first) if alone else None
+        return _move(scales, node, first) if alone else None
     if node.op in PASSES or (node.op in PASSES_APPROXIMATELY and scales.approximate):
-        return replace(first, choices=_expanded(scales, first)) if alone else None
+        return replace(first, choices=_expand(scales, first)) if alone else None
     return rule.scales(scales, arguments) if node.op in FOLLOWED and rule is not None else None
 
 
-def _expanded(scales: Scales, value: Picked) -> Labels:
+def _expand(scales: Scales, value: Picked) -> Labels:
     """One set of labels per member, for what may still be a parameter."""
     return Labels(scales.labels(value.choices).ids, (value.pick.count, *value.shape))
 
 
-def _moved(scales: Scales, node: Node, x: Picked) -> Any:
+def _move(scales: Scales, node: Node, x: Picked) -> Any:
     if node.op in COPIES:
         return x if isinstance(node.dtype, torch.dtype) and node.dtype.is_floating_point else None
     if torch.Size(x.shape).numel() > MAX_PLACES or node.bound.get("dtype") is not None:
@@ -167,7 +167,7 @@ def _moved(scales: Scales, node: Node, x: Picked) -> Any:
         members = [
             tree_leaves(scales.through_view(Labels(ids[i], x.shape))) for i in range(len(ids))
         ]
-        moved = [_stacked(parts) for parts in zip(*members, strict=True)]
+        moved = [_stack(parts) for parts in zip(*members, strict=True)]
         places = tree_leaves(scales.through_view(place))
     results = []
     for labels, at in zip(moved, places, strict=True):
@@ -180,16 +180,16 @@ def _moved(scales: Scales, node: Node, x: Picked) -> Any:
     return results if isinstance(node.shape, list) else results[0]
 
 
-def _stacked(parts: Sequence[Labels]) -> Labels:
+def _stack(parts: Sequence[Labels]) -> Labels:
     return Labels(torch.stack([part.ids for part in parts]), (len(parts), *parts[0].shape))
 
 
-def stretched(value: Picked, shape: Sequence[int]) -> Picked:
+def stretch(value: Picked, shape: Sequence[int]) -> Picked:
     """What is picked seen as a tensor of the given shape (leading axes added)."""
     rank = len(shape)
-    ids = _aligned(value.choices.ids, rank, members=True)  # type: ignore[union-attr]
+    ids = _align(value.choices.ids, rank, members=True)  # type: ignore[union-attr]
     choices = Labels(ids, (value.pick.count, *shape))
-    return Picked(choices, tuple(shape), _aligned(value.place, rank), value.pick)
+    return Picked(choices, tuple(shape), _align(value.place, rank), value.pick)
 
 
 def together(scales: Scales, values: Sequence[Any]) -> tuple[list[Any], Picked | None]:
@@ -201,10 +201,10 @@ def together(scales: Scales, values: Sequence[Any]) -> tuple[list[Any], Picked |
     """
     shape = tuple(torch.broadcast_shapes(*[getattr(value, "shape", ()) for value in values]))
     picked = [value for value in values if isinstance(value, Picked)]
-    places = [_aligned(value.place, len(shape)) for value in picked]
+    places = [_align(value.place, len(shape)) for value in picked]
     alike = all(value.pick == picked[0].pick for value in picked)
     if not alike or not all(same_places(place, places[0]) for place in places):
-        return [collapsed(scales, value) for value in values], None
+        return [collapse(scales, value) for value in values], None
 
     def with_members(value: Any) -> Any:
         if not isinstance(value, Picked):
@@ -212,7 +212,7 @@ def together(scales: Scales, values: Sequence[Any]) -> tuple[list[Any], Picked |
         if isinstance(value.choices, Weight):
             members, *rest = value.choices.shape
             return scales.reshaped(value.choices, (members, *[1] * (len(shape) - len(rest)), *rest))
-        ids = _aligned(value.choices.ids, len(shape), members=True)
+        ids = _align(value.choices.ids, len(shape), members=True)
         return Labels(ids, (value.pick.count, *[1] * (len(shape) - len(value.shape)), *value.shape))
 
     model = Picked(picked[0].choices, shape, torch.broadcast_tensors(*places)[0], picked[0].pick)
@@ -245,7 +245,7 @@ def _is_zero(scales: Scales, value: Any) -> bool:
     return bool((scales.labels(value).ids == ANY).all())
 
 
-def _aligned(ids: Tensor, rank: int, *, members: bool = False) -> Tensor:
+def _align(ids: Tensor, rank: int, *, members: bool = False) -> Tensor:
     """Axes of size 1 in front of a tensor, or between its members and the rest, so that it
     broadcasts to ``rank`` axes.
     """
@@ -256,4 +256,4 @@ def _aligned(ids: Tensor, rank: int, *, members: bool = False) -> Tensor:
 
 def collapse_all(scales: Scales, arguments: Any) -> Any:
     """All operands with the members of what is picked equated."""
-    return tree_map(lambda value: collapsed(scales, value), arguments)
+    return tree_map(lambda value: collapse(scales, value), arguments)

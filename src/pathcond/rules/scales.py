@@ -99,12 +99,12 @@ class Scales:
         """The value of a known tensor, None for anything else."""
         return value.value if isinstance(value, Known) and not value.value.is_meta else None
 
-    def simplified(self, value: Any) -> Any:
+    def simplify(self, value: Any) -> Any:
         """A frozen parameter is a constant."""
         if isinstance(value, Weight) and value.name in self.frozen:
             return lb.constant(value.shape)
-        if isinstance(value, Picked) and isinstance(self.simplified(value.choices), Labels):
-            return picking.collapsed(self, value) if isinstance(value.choices, Weight) else value
+        if isinstance(value, Picked) and isinstance(self.simplify(value.choices), Labels):
+            return picking.collapse(self, value) if isinstance(value.choices, Weight) else value
         return value
 
     def labels(self, value: Any) -> Labels:
@@ -118,7 +118,7 @@ class Scales:
         if isinstance(value, Weight):
             return self._weight_labels(value)
         if isinstance(value, Picked):
-            return picking.collapsed(self, value)
+            return picking.collapse(self, value)
         return lb.of_value(
             torch.as_tensor(float(value) if isinstance(value, (bool, int, float)) else 1.0)
         )
@@ -145,7 +145,7 @@ class Scales:
     def broadcast(self, labels: Any, shape: Sequence[int]) -> Any:
         """The same labels seen as a tensor of the given shape (leading axes added)."""
         if isinstance(labels, Picked):
-            return picking.stretched(labels, shape)
+            return picking.stretch(labels, shape)
         missing = len(shape) - labels.ids.dim()
         return Labels(
             labels.ids.reshape([1] * missing + list(labels.ids.shape)) if missing else labels.ids,
@@ -241,7 +241,7 @@ class Scales:
             operands, model = picking.together(self, values)
             merged = self.merge(*operands, reason=reason)
             return merged if model is None else picking.result_like(model, merged)
-        operands = [self.simplified(value) for value in values]
+        operands = [self.simplify(value) for value in values]
         unused = [value for value in operands if self._unused(value)]
         if len(unused) == len(operands):
             unused = unused[1:]
@@ -329,7 +329,7 @@ class Scales:
         """
         current = self._current(weight)
         if current is not None:
-            plus = _narrowed(current[0], fresh_shape)
+            plus = _narrow(current[0], fresh_shape)
             if plus is not None and self.equations.same(current[1], read):
                 return plus  # a further use with the same input scales gives the same output scales
         given = self.equations.fresh(torch.Size(fresh_shape).numel(), origin=self.node).view(
@@ -379,7 +379,7 @@ class Scales:
             unsettled = unset.any(summed, keepdim=True) if summed else unset
             lost = use.given.expand(empty.shape)[empty & unsettled]
             self.equations.pin(lost, by=use.by, reason=ZEROS_ALONE)
-            known = torch.unique(self.equations.simplified(read[live]))
+            known = torch.unique(self.equations.simplify(read[live]))
             common = int(known) if known.numel() == 1 else FIXED
             rest = unset & ~empty
             if bool(rest.any()):
@@ -509,7 +509,7 @@ def _line(ids: Tensor, axis: int) -> Tensor:
     return ids.flatten()
 
 
-def _narrowed(ids: Tensor, shape: Sequence[int]) -> Tensor | None:
+def _narrow(ids: Tensor, shape: Sequence[int]) -> Tensor | None:
     """ids in the given shape if they do not vary along the axes of size 1, else None."""
     for axis, size in enumerate(shape):
         if size == 1 and ids.shape[axis] > 1:

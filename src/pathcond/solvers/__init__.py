@@ -14,9 +14,9 @@ from ..symmetry.symmetry import Symmetry
 from .coordinate_descent import CoordinateDescent
 from .enorm import ENorm
 from .exact import Exact
-from .pace import keeping_pace
+from .pace import keep_pace
 from .solution import Solution
-from .solver import Pace, Solver, refuse_unfitting
+from .solver import Pace, Solver, check_combination
 
 __all__ = ["DEFAULT", "CoordinateDescent", "ENorm", "Exact", "Pace", "Solution", "Solver", "solve"]
 
@@ -63,7 +63,7 @@ def solve(
     >>> torch.allclose(4 * solution.log_scales, ratio.log())
     True
     """
-    refuse_unfitting(solver, criterion, pace)
+    check_combination(solver, criterion, pace)
     energies = criterion.energies(symmetry, g, model) if solver.needs_energy else {}
     problem = solver.problem(symmetry, energies, model, bounds, criterion)
-    return keeping_pace(problem, solver)[1] if pace else solver.solve(problem)
+    return keep_pace(problem, solver)[1] if pace else solver.solve(problem)

@@ -136,12 +136,12 @@ def find_balance(problem: Problem) -> tuple[Tensor, Tensor]:
     for solver in (Exact(tolerance=1e-15), CoordinateDescent(sweeps=SWEEPS, tolerance=FINE)):
         if bool((imbalance[movable] < FINE).all()):
             break
-        u = u + problem.power * solver.solve(_shifted(problem, u)).log_scales
-        imbalance = _imbalance(_shifted(problem, u))
+        u = u + problem.power * solver.solve(_shift(problem, u)).log_scales
+        imbalance = _imbalance(_shift(problem, u))
     return problem.log_scales(u).cpu(), (movable & (imbalance < EXACT)).cpu()
 
 
-def _shifted(problem: Problem, u: Tensor) -> Problem:
+def _shift(problem: Problem, u: Tensor) -> Problem:
     """The same problem with its origin at u."""
     v = problem.class_matrix @ u
     shrink, grow = (-v).exp(), v.exp()

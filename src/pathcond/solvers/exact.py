@@ -134,7 +134,7 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
     inverse = torch.where((diagonal > 0) & free, 1 / diagonal, 0.0)
     solve = layers.solver(point)
 
-    def preconditioned(r: Tensor) -> Tensor:
+    def precondition(r: Tensor) -> Tensor:
         return inverse * r + layers.up(solve(layers.down(r)))
 
     right = (
@@ -142,7 +142,7 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
         * free
     )
     r, d = right, torch.zeros_like(right)
-    z = preconditioned(r)
+    z = precondition(r)
     q, rz, enough = z, float(r @ z), accuracy * float(r.norm())
     for _ in range(200):
         if float(r.norm()) <= enough or rz <= 0 or float(d.abs().max()) > LARGEST_STEP:
@@ -153,10 +153,10 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
             break
         step = rz / curvature
         d, r = d + step * q, r - step * image
-        z = preconditioned(r)
+        z = precondition(r)
         rz, previous = float(r @ z), rz
         q = z + (rz / previous) * q
-    return d if bool(d.any()) else preconditioned(right)
+    return d if bool(d.any()) else precondition(right)
 
 
 def _line_search(point: Point, direction: Tensor) -> Point | None:

@@ -27,7 +27,7 @@ KEPT = 1e-9  # of log E(u)
 STEPS = 60
 
 
-def keeping_pace(problem: Problem, solver: Solver) -> tuple[Problem, Solution]:
+def keep_pace(problem: Problem, solver: Solver) -> tuple[Problem, Solution]:
     """Solve for the least linear term at the same energy.
 
     Args:
@@ -39,13 +39,13 @@ def keeping_pace(problem: Problem, solver: Solver) -> tuple[Problem, Solution]:
         objectives are those of F.
     """
     problem = problem.bounded(solver.max_log_scale)
-    tilted, solution, gap = _tilted(problem, solver, 0.0)
+    tilted, solution, gap = _solve_tilted(problem, solver, 0.0)
     near, near_gap = 0.0, gap
     step = math.copysign(0.25, -gap)
     # Find the other side: a weight or constant at which the energy is too low where it was too
     # high, or the other way round.
     while abs(gap) > KEPT and (gap > 0) == (near_gap > 0) and abs(near + step) <= FARTHEST:
-        tilted, solution, gap = _tilted(problem, solver, near + step)
+        tilted, solution, gap = _solve_tilted(problem, solver, near + step)
         far, far_gap = near + step, gap
         if (gap > 0) == (near_gap > 0):
             near, near_gap, step = far, far_gap, 2 * step
@@ -63,7 +63,7 @@ def keeping_pace(problem: Problem, solver: Solver) -> tuple[Problem, Solution]:
     )
 
 
-def standing(problem: Problem) -> Problem:
+def unconstrained_at_zero(problem: Problem) -> Problem:
     """The Problem without the constraint in whose minimiser u = 0 would be, if it is the
     constrained minimiser at all.
     """
@@ -75,7 +75,7 @@ def standing(problem: Problem) -> Problem:
     return replace(problem, weight=max(multiplier * point.energy, 1e-300))
 
 
-def _tilted(problem: Problem, solver: Solver, x: float) -> tuple[Problem, Solution, float]:
+def _solve_tilted(problem: Problem, solver: Solver, x: float) -> tuple[Problem, Solution, float]:
     """The minimiser for W' = W e^{−x}, where x < 0, or for c = e^x − 1: the Problem, its solution
     and log E(u).
     """
@@ -99,7 +99,7 @@ def _between(
     side = 0
     for _ in range(STEPS):
         x = (a[0] * b[1] - b[0] * a[1]) / (b[1] - a[1])
-        tilted, solution, gap = _tilted(problem, solver, x)
+        tilted, solution, gap = _solve_tilted(problem, solver, x)
         if abs(gap) <= KEPT or abs(b[0] - a[0]) <= 1e-15 * max(1.0, abs(x)):
             break
         if (gap > 0) == (b[1] > 0):

@@ -61,7 +61,7 @@ def check_solver(solver: object) -> None:
         raise TypeError(f"solver must be Exact(), CoordinateDescent() or ENorm(), not {solver!r}")
 
 
-def refuse_unfitting(solver: object, criterion: object, pace: object) -> None:
+def check_combination(solver: object, criterion: object, pace: object) -> None:
     """Raise where solver, criterion and pace are not what they should be, or do not go together."""
     check_solver(solver)
     check_criterion(criterion)

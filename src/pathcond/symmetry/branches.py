@@ -87,7 +87,7 @@ def find_other_ways(
     """
     search = _Search(model, sizes, tuple(modes))
     for example in examples:
-        watch = search.watched(example)
+        watch = search.watch(example)
         if not isinstance(watch, Watch):
             raise UnsupportedModelError(
                 "What the model decides by the sizes of its inputs cannot be watched "
@@ -116,9 +116,7 @@ class _Search:
     trials: int = 0
     calls: list[CallSequence] = field(default_factory=list)
 
-    def watched(
-        self, example: Example, invert: frozenset[Place] = frozenset()
-    ) -> Watch | Exception:
+    def watch(self, example: Example, invert: frozenset[Place] = frozenset()) -> Watch | Exception:
         """Run the model in all modes; what was raised, if it fails in the first one."""
         watch = Watch(self.model, invert)
         for number, training in enumerate(self.modes):
@@ -196,14 +194,14 @@ class _Search:
                         continue
                     tried.add(key)
                     self.trials += 1
-                    if self._try_size(self.sizes.resized(example, axes, size)):
+                    if self._try_size(self.sizes.resize(example, axes, size)):
                         progress = True
                         break
                 if progress:
                     break
 
     def _try_size(self, example: Example) -> bool:
-        watch = self.watched(example)
+        watch = self.watch(example)
         shown = self._shown(watch) if isinstance(watch, Watch) else ()
         if isinstance(watch, Watch) and shown:
             self._add(Way(example=example, shows=shown), example, watch)
@@ -274,7 +272,7 @@ class _Search:
     def _force(self, example: Example, decisions: Iterable[Decision]) -> bool:
         """Whether a run with these decisions inverted shows an outcome that is not known yet."""
         invert = frozenset().union(*({d.place} | d.inverted for d in decisions))
-        watch = self.watched(example, invert)
+        watch = self.watch(example, invert)
         shown = self._shown(watch) if isinstance(watch, Watch) else ()
         if isinstance(watch, Watch) and shown:
             without_results = Example(example.inputs, given=False, runnable=False)

@@ -66,7 +66,7 @@ def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None)
     given = [Example(example_inputs), *(Example(inputs) for inputs in others if inputs is not None)]
     for example in given:
         require_fitting_types(model, example.inputs)
-    found = [_captured(example, capture_around(model, example.inputs)) for example in given]
+    found = [_join_modes(example, capture_around(model, example.inputs)) for example in given]
     modes = (False,) if _has_one_program(found[0]) else (False, True)
     sizes = find_other_sizes(model, example_inputs)
     for example in sizes.examples:
@@ -110,7 +110,7 @@ def _capture_way(model: nn.Module, way: Way, modes: Sequence[bool]) -> Captured:
     """Capture a model on a way in all modes; in eval mode alone where it fails in train mode."""
     try:
         if not way.invert:
-            return _captured(way.example, capture_around(model, way.example.inputs, modes=modes))
+            return _join_modes(way.example, capture_around(model, way.example.inputs, modes=modes))
         graphs = [
             graph
             for training in modes
@@ -128,7 +128,7 @@ def _capture_way(model: nn.Module, way: Way, modes: Sequence[bool]) -> Captured:
     return _capture_way(model, way, modes[:1])
 
 
-def _captured(example: Example, modes: Sequence[Around]) -> Captured:
+def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
     graphs = [graph for mode in modes for graph in mode.graphs]
     parts = [part for mode in modes for part in mode.parts]
     frozen = {name: reason for mode in modes for name, reason in mode.frozen.items()}

@@ -54,17 +54,15 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
         steps: Its calls in order.
         outputs: What the graph returns.
     """
-    root = scales.equations.simplified(
-        torch.arange(scales.equations.count, dtype=torch.int32)
-    ).long()
+    root = scales.equations.simplify(torch.arange(scales.equations.count, dtype=torch.int32)).long()
     used = torch.zeros(len(root), dtype=torch.bool)
     # What carries no scale may be read by anything.
     used[FIXED] = True
     for labels in outputs:
-        used[root[_known(labels.ids)]] = True
+        used[root[_positions(labels.ids)]] = True
     for step in reversed(steps):
-        results = [root[_known(labels.ids)] for labels in step.results]
-        operands = [root[_known(labels.ids)] for labels in step.operands]
+        results = [root[_positions(labels.ids)] for labels in step.results]
+        operands = [root[_positions(labels.ids)] for labels in step.operands]
         inside = root[step.made.start : step.made.stop]
         if step.node.op in ELEMENTWISE and len(results) == 1:
             for ids in operands:
@@ -82,16 +80,14 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
     return used[root]
 
 
-def used_anywhere(scales: Scales, used: Sequence[Tensor]) -> Tensor:
+def find_used_anywhere(scales: Scales, used: Sequence[Tensor]) -> Tensor:
     """Labels that equal one which some graph uses, (labels,) boolean.
 
     Args:
         scales: After all captures were walked over.
         used: From ``find_used``, per graph; later graphs have more labels.
     """
-    root = scales.equations.simplified(
-        torch.arange(scales.equations.count, dtype=torch.int32)
-    ).long()
+    root = scales.equations.simplify(torch.arange(scales.equations.count, dtype=torch.int32)).long()
     classes = torch.zeros(len(root), dtype=torch.bool)
     classes[FIXED] = True
     for mask in used:
@@ -105,11 +101,11 @@ def list_dropped(scales: Scales, used: Tensor) -> list[str]:
 
     Args:
         scales: After all captures were walked over.
-        used: From ``used_anywhere``.
+        used: From ``find_used_anywhere``.
     """
     found = []
     for name, scaling in scales.scalings.items():
-        given = _given(scaling)
+        given = _given_labels(scaling)
         if (
             name in scales.parameter_shapes
             and name not in scales.frozen
@@ -126,11 +122,11 @@ def hold_dropped(scales: Scales, used: Tensor) -> None:
 
     Args:
         scales: After all captures were walked over.
-        used: From ``used_anywhere``.
+        used: From ``find_used_anywhere``.
     """
     output = Node(name="output", op="output")
     for name, scaling in scales.scalings.items():
-        given = _given(scaling)
+        given = _given_labels(scaling)
         if name not in scales.frozen and not bool(used[given].all()):
             reason = f"comes from {name}, some results of which the example drops"
             scales.equations.pin(given.to(torch.int32), by=output, reason=reason)
@@ -140,15 +136,15 @@ def hold_dropped(scales: Scales, used: Tensor) -> None:
     )
 
 
-def _given(scaling: Scaling) -> Tensor:
+def _given_labels(scaling: Scaling) -> Tensor:
     """The labels that a parameter gives, as positions."""
-    return _known(scaling.plus[scaling.plus != UNSET])
+    return _positions(scaling.plus[scaling.plus != UNSET])
 
 
 def _selects(node: Node) -> bool:
     return node.op == "getitem" or family_of(node.op).selects
 
 
-def _known(ids: Tensor) -> Tensor:
+def _positions(ids: Tensor) -> Tensor:
     """Labels as positions; zeros count as what carries no scale."""
     return torch.where(ids == ANY, FIXED, ids).long()

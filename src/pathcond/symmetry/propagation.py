@@ -17,7 +17,7 @@ from ..rules import labels as lb
 from ..rules.families.experts import opaque
 from ..rules.families.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
 from ..rules.labels import Labels
-from ..rules.picking import collapse_all, follow, simplified
+from ..rules.picking import collapse_all, follow, simplify
 from ..rules.scales import Scales
 from ..rules.table import NO_FAMILY, Column, Rule, family_of
 from ..rules.values import Known, Picked, UnknownNumber, Weight
@@ -97,7 +97,7 @@ class Propagation(Scales):
                 if isinstance(value, Weight)
             ]
             first = self.equations.count
-            result = self._compact(self._checked(node, self._execute(node, rule)))
+            result = self._compact(self._check(node, self._execute(node, rule)))
             self.values[node] = result
             asked = tuple(labels for weight in weights for labels in self._labels_asked(weight))
             steps.append(
@@ -161,7 +161,7 @@ class Propagation(Scales):
         self._note_buffers(node, arguments)
         self._pin_narrowed(node)
         if any(isinstance(a, Picked) for a in tree_leaves(arguments)):
-            followed = self._followed(node, rule, arguments)
+            followed = self._follow(node, rule, arguments)
             if followed is not None:
                 return followed
             arguments = collapse_all(self, arguments)
@@ -193,7 +193,7 @@ class Propagation(Scales):
                     else f"reaches {node.op}, which has no rule"
                 )
                 self.pin(operand, reason)
-            return self._unscaled(node)
+            return self._make_constant(node)
         try:
             return rule.scales(self, arguments)
         # an argument that the rule does not foresee: as if there were no rule
@@ -201,7 +201,7 @@ class Propagation(Scales):
             logger.info("The rule for %s failed at %s: %s", node.op, node.where, error)
             for operand in operands:
                 self.pin(operand, f"reaches {node.op} in a form that its rule does not cover")
-            return self._unscaled(node)
+            return self._make_constant(node)
 
     def _pin_narrowed(self, node: Node) -> None:
         """Pin operands that are silently converted to a type of smaller range, as autocast to
@@ -223,12 +223,12 @@ class Propagation(Scales):
             ):
                 self.pin(self.values[operand], f"is rounded to {node.dtype}")
 
-    def _followed(self, node: Node, rule: Rule | None, arguments: dict[str, Any]) -> Any:
+    def _follow(self, node: Node, rule: Rule | None, arguments: dict[str, Any]) -> Any:
         """The op on what an index picked, member by member; None where members must share their
         scales.
         """
         try:
-            return tree_map(simplified, follow(self, node, rule, arguments))
+            return tree_map(simplify, follow(self, node, rule, arguments))
         except FORM_ERRORS as error:
             logger.info(
                 "The members of what is picked are equated at %s, %s: %s",
@@ -258,14 +258,14 @@ class Propagation(Scales):
             a.buffer for a in tree_leaves(plain) if isinstance(a, Known) and a.buffer is not None
         )
 
-    def _checked(self, node: Node, result: Any) -> Any:
+    def _check(self, node: Node, result: Any) -> Any:
         """Labels must fit the result's shape, and its type must be able to carry a scale."""
         if isinstance(result, (list, tuple)):
             shapes, dtypes = node.shape, node.dtype
-            return [self._fitting(r, s, d) for r, s, d in zip(result, shapes, dtypes, strict=True)]
-        return self._fitting(result, node.shape, node.dtype)
+            return [self._fit(r, s, d) for r, s, d in zip(result, shapes, dtypes, strict=True)]
+        return self._fit(result, node.shape, node.dtype)
 
-    def _fitting(self, result: Any, shape: Any, dtype: Any) -> Any:
+    def _fit(self, result: Any, shape: Any, dtype: Any) -> Any:
         if not isinstance(result, (Labels, Weight, Picked)):
             return result
         if tuple(result.shape) != shape:
@@ -280,7 +280,7 @@ class Propagation(Scales):
         """Spelled-out labels shrink again where equations have made them equal since."""
         if not isinstance(result, Labels) or result.ids.numel() < COMPACT_FROM:
             return result
-        ids = self.equations.simplified(result.ids)
+        ids = self.equations.simplify(result.ids)
         for axis in range(ids.dim()):
             if ids.shape[axis] > 1 and bool((ids == ids.narrow(axis, 0, 1)).all()):
                 ids = ids.narrow(axis, 0, 1)
@@ -295,12 +295,12 @@ class Propagation(Scales):
             node.op.startswith(("empty", "new_empty", "_assert", "opaque")) or node.shape is None
         )
         if DRAWS in tags or node in self.varying or has_no_value:
-            return self._unscaled(node)
+            return self._make_constant(node)
         if any(a.value.is_meta for a in operands):
             # Without a value it is a constant all the same: a mask on the meta device masks a
             # weight.
             if list_written(node) or not isinstance(node.shape, tuple):
-                return self._unscaled(node)
+                return self._make_constant(node)
             return Known(torch.empty(node.shape, dtype=node.dtype, device="meta"), lasting=False)
         values = tree_map(lambda a: a.value if isinstance(a, Known) else a, arguments)
         if values.get("device") is not None:
@@ -312,11 +312,11 @@ class Propagation(Scales):
                 else node.target(*values.values())
             )
         except Exception:  # an op that this build cannot run on CPU: no value, no scale
-            return self._unscaled(node)
+            return self._make_constant(node)
         lasting = all(a.lasting for a in operands)
         return tree_map(lambda r: Known(r, lasting=lasting) if isinstance(r, Tensor) else r, result)
 
-    def _unscaled(self, node: Node) -> Any:
+    def _make_constant(self, node: Node) -> Any:
         if isinstance(node.shape, list):
             return [
                 lb.constant(shape) if isinstance(shape, tuple) else None for shape in node.shape

@@ -94,9 +94,9 @@ class OtherSizes:
     axes: tuple[Axes, ...]
     examples: tuple[Example, ...]
 
-    def resized(self, example: Example, axes: Axes, size: int) -> Example:
+    def resize(self, example: Example, axes: Axes, size: int) -> Example:
         """An example at one more size, cut or repeated along these axes."""
-        return _resized(self.model, example, [(axes, size)])
+        return _resize_example(self.model, example, [(axes, size)])
 
     def apply_to(self, example: Example) -> bool:
         """Whether the axes are those of this example too: a second one may have other inputs."""
@@ -125,7 +125,7 @@ def find_other_sizes(model: nn.Module, example_inputs: Any) -> OtherSizes:
                 (
                     s
                     for s in axes.others
-                    if _accepts(model, _resized(model, example, [(candidate, s)]))
+                    if _accepts(model, _resize_example(model, example, [(candidate, s)]))
                 ),
                 None,
             )
@@ -133,15 +133,17 @@ def find_other_sizes(model: nn.Module, example_inputs: Any) -> OtherSizes:
                 accepted.append((candidate, size))
             if size is not None and candidate is axes:
                 break
-    together = _resized(model, example, accepted)
+    together = _resize_example(model, example, accepted)
     if len(accepted) < 2 or _accepts(model, together):
         examples = [together] if accepted else []
     else:
-        examples = [_resized(model, example, [change]) for change in accepted]
+        examples = [_resize_example(model, example, [change]) for change in accepted]
     return OtherSizes(model, tuple(axes for axes, _ in accepted), tuple(examples))
 
 
-def _resized(model: nn.Module, example: Example, changes: Sequence[tuple[Axes, int]]) -> Example:
+def _resize_example(
+    model: nn.Module, example: Example, changes: Sequence[tuple[Axes, int]]
+) -> Example:
     leaves, structure = tree_flatten(as_call(example.inputs))
     new = list(leaves)
     for axes, size in changes:

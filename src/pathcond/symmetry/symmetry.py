@@ -42,7 +42,7 @@ from ..rules.values import Scaling
 from ..wrappers import unwrap
 from .bounds import EpsilonShares
 from .captures import Captured, capture_all, list_frozen_by_routing, list_parameters_read
-from .dropped import hold_dropped, list_dropped, used_anywhere
+from .dropped import find_used_anywhere, hold_dropped, list_dropped
 from .held import list_excluded, list_frozen
 from .propagation import Propagation
 from .sizes import Example
@@ -124,7 +124,7 @@ class ClassMatrix:
             0, self.classes, terms
         )
 
-    def transposed(self, values: Tensor, num_units: int) -> Tensor:
+    def apply_transposed(self, values: Tensor, num_units: int) -> Tensor:
         """Values of the classes summed over the units they depend on, (num_units,) float64."""
         terms = self.coefficients * values[self.classes]
         return torch.zeros(num_units, dtype=torch.float64, device=terms.device).index_add_(
@@ -185,7 +185,7 @@ class Symmetry:
         """t of every class of equal log-scales, (num_classes,) float64, from the units'
         (num_units,).
         """
-        return self.class_matrix @ self._checked(log_scales)
+        return self.class_matrix @ self._check_shape(log_scales)
 
     def factors(self, log_scales: Tensor) -> dict[str, Tensor]:
         """The factor of every parameter and floating-point buffer, by name, in its own shape
@@ -207,7 +207,7 @@ class Symmetry:
                 factor = exp(t[scaling.plus.long()] - t[scaling.minus.long()])
             else:
                 var = self.variances[name]
-                factor = scaled_variance(var, t[scaling.plus.long()], scaling.epsilon) / var
+                factor = scale_variance(var, t[scaling.plus.long()], scaling.epsilon) / var
             out[name] = factor.expand(shape)
         return out
 
@@ -225,7 +225,7 @@ class Symmetry:
         """
         return EpsilonShares.of(self, model).box(share)
 
-    def _checked(self, log_scales: Tensor) -> Tensor:
+    def _check_shape(self, log_scales: Tensor) -> Tensor:
         log_scales = torch.as_tensor(log_scales).detach().to("cpu", torch.float64)
         if log_scales.shape != (self.num_units,):
             raise RescalingError(
@@ -304,8 +304,8 @@ def find_symmetry(
     Raises:
         UnsupportedModelError: The model cannot be captured; it says why.
     """
-    _refuse_other_than(Normalization, normalization=normalization)
-    _refuse_other_than(FrozenPolicy, frozen=frozen)
+    _check_choice(Normalization, normalization=normalization)
+    _check_choice(FrozenPolicy, frozen=frozen)
     model = unwrap(model)
     excluded = list_excluded(model, exclude)
     captured = capture_all(model, example_inputs, other_inputs)
@@ -403,10 +403,10 @@ class _Walk:
                 for name, mask in scales.reads.items():
                     entries[name] = entries[name] | mask if name in entries else mask
             reads.append(entries)
-        return cls(scales, reads, used_anywhere(scales, used))
+        return cls(scales, reads, find_used_anywhere(scales, used))
 
 
-def _refuse_other_than(choices: Any, **given: str) -> None:
+def _check_choice(choices: Any, **given: str) -> None:
     for name, value in given.items():
         if value not in get_args(choices):
             raise ValueError(
@@ -414,7 +414,7 @@ def _refuse_other_than(choices: Any, **given: str) -> None:
             )
 
 
-def scaled_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tensor:
+def scale_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tensor:
     """λ²(var + ε) − ε: the running variance after scaling what feeds its norm by λ. All
     (channels,), float64.
     """
@@ -503,7 +503,7 @@ def _assemble(
     return Symmetry(
         num_units=len(free),
         groups=_groups(scales.equations, free, scalings, class_matrix),
-        pinned=_pinned(scales, solved),
+        pinned=_list_pinned(scales, solved),
         normalization=scales.normalization,
         approximate=scales.approximate,
         model_name=type(model).__name__,
@@ -600,7 +600,7 @@ def _group_name(origin: Node | None) -> str:
     return (origin.module or origin.name) if origin is not None else "(product)"
 
 
-def _pinned(scales: Scales, solved: SolvedScales) -> tuple[Pinned, ...]:
+def _list_pinned(scales: Scales, solved: SolvedScales) -> tuple[Pinned, ...]:
     found: dict[tuple[str, int], tuple[int, Cause]] = {}
     for start, stop, origin in scales.equations.origins:
         if origin is None:

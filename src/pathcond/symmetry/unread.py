@@ -63,7 +63,7 @@ def _continue_along(scales: Scales, scaling: Scaling, axes: Sequence[int]) -> Sc
     read = plus != UNSET
     for axis in axes:
         for ids in (plus, minus):
-            known = torch.where(read, scales.equations.simplified(ids), UNSET)
+            known = torch.where(read, scales.equations.simplify(ids), UNSET)
             if bool((read & (known != known.amax(axis, keepdim=True))).any()):
                 return None
         plus = torch.where(read, plus, plus.amax(axis, keepdim=True))

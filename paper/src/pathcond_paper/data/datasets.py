@@ -22,7 +22,7 @@ from .formats import (
     cifar_binary,
     cifar_python,
     idx,
-    verified,
+    read_verified,
 )
 
 # Checksums of the files as they are published, by their names in the official layouts.
@@ -110,26 +110,25 @@ def load(name: str, root: Path | None = None) -> Dataset:
         return GENERATED[name]()
     if name not in LAYOUTS:
         raise DataError(f"There is no data set {name!r}: choose one of {', '.join(DATASETS)}")
-    place, checksums = _found(name, folder(root))
+    place, checksums = _find_files(name, folder(root))
     contents = {
-        file: (verified(place / file, digest), place / file) for file, digest in checksums.items()
+        file: (read_verified(place / file, digest), place / file)
+        for file, digest in checksums.items()
     }
     if name == "mnist":
         train_x, train_y, test_x, test_y = (idx(*contents[file]) for file in checksums)
         return Dataset(
             name=name,
-            train=_matched(train_x[:, None], train_y, place),
-            test=_matched(test_x[:, None], test_y, place),
+            train=_match(train_x[:, None], train_y, place),
+            test=_match(test_x[:, None], test_y, place),
         )
     read = cifar_binary if checksums is CIFAR_BINARY else cifar_python
     batches = [read(*contents[file]) for file in checksums]
     images, labels = (torch.cat(parts) for parts in zip(*batches[:-1], strict=True))
-    return Dataset(
-        name=name, train=_matched(images, labels, place), test=_matched(*batches[-1], place)
-    )
+    return Dataset(name=name, train=_match(images, labels, place), test=_match(*batches[-1], place))
 
 
-def _matched(images: Tensor, labels: Tensor, place: Path) -> tuple[Tensor, Tensor]:
+def _match(images: Tensor, labels: Tensor, place: Path) -> tuple[Tensor, Tensor]:
     if len(images) != len(labels):
         raise DataError(
             f"{place} holds {len(images):,} images and {len(labels):,} labels that belong together"
@@ -137,7 +136,7 @@ def _matched(images: Tensor, labels: Tensor, place: Path) -> tuple[Tensor, Tenso
     return images, labels.long()
 
 
-def _found(name: str, root: Path) -> tuple[Path, dict[str, str]]:
+def _find_files(name: str, root: Path) -> tuple[Path, dict[str, str]]:
     """The first folder that holds all files of a version, and their checksums."""
     partly = []
     for places, checksums in LAYOUTS[name]:

@@ -93,7 +93,7 @@ def get(
     for source in SOURCES[name]:
         place = root / source.into
         place.mkdir(parents=True, exist_ok=True)
-        archive = _fetched(source, place, progress)
+        archive = _fetch(source, place, progress)
         if archive.name.endswith(".tar.gz"):
             with tarfile.open(archive) as tar:
                 tar.extractall(place, filter="data")
@@ -102,9 +102,7 @@ def get(
     return root
 
 
-def _fetched(
-    source: Source, place: Path, progress: Callable[[str, int, int | None], object]
-) -> Path:
+def _fetch(source: Source, place: Path, progress: Callable[[str, int, int | None], object]) -> Path:
     """The file, whole and as published."""
     path, part = place / source.file, place / f"{source.file}.part"
     if path.is_file() and _digest(path, source) == source.digest:

@@ -27,7 +27,7 @@ class MissingDataError(DataError):
     """Files of a data set are not there; the message says the command that gets them."""
 
 
-def verified(path: Path, digest: str | None) -> bytes:
+def read_verified(path: Path, digest: str | None) -> bytes:
     """The content of a file whose checksum is as it should be.
 
     Args:

@@ -19,7 +19,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import (
-    matched,
+    match_runs,
     mean,
     seeds_of,
     settings_of,
@@ -27,7 +27,7 @@ from ..sweep.selection import (
     where,
 )
 from ..training.methods import METHODS, RATE, at_rates
-from ..training.training import Settings, grouped, trained
+from ..training.training import Settings, group_jobs, train_jobs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -66,13 +66,13 @@ def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
 
 def together(jobs: Sequence[Job]) -> list[list[Job]]:
     """All runs of one compression factor."""
-    return grouped(jobs)
+    return group_jobs(jobs)
 
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Train them as one stack."""
     build = partial(autoencoder, jobs[0]["compression"], inputs=INPUTS[jobs[0]["dataset"]])
-    yield from trained(jobs, build, place, progress, task="reconstruct")
+    yield from train_jobs(jobs, build, place, progress, task="reconstruct")
 
 
 def final(rows: Sequence[Row], **settings: object) -> list[float]:
@@ -160,7 +160,7 @@ def _losses(rows: Sequence[Row], method: str) -> dict[int, tuple[float, float]]:
     """By compression, the mean final losses of the baseline and of a method."""
     found = {}
     for compression in settings_of(rows, "compression"):
-        pairs = matched(where(rows, compression=compression), "baseline", method)
+        pairs = match_runs(where(rows, compression=compression), "baseline", method)
         if pairs:
             baseline, ours = (mean(final(runs)) for runs in zip(*pairs, strict=True))
             found[compression] = baseline, ours
@@ -177,11 +177,11 @@ def _grows(rows: Sequence[Row]) -> Claim:
     if len(paper) < 2:
         return Claim(paper=text, measured="", verdict="not run")
     rising = all(a < b for a, b in pairwise(paper.values()))
-    seeds = seeds_of(matched(here, "baseline", "paper"))
+    seeds = seeds_of(match_runs(here, "baseline", "paper"))
     measured = (
-        f"loss below the baseline's, as in the paper by {_told(paper, '.4f')}, a share of "
-        f"{_told(shares(here, 'paper'), '.1%')}; "
-        f"default {_told(ours, '.4f')} ({seeds})"
+        f"loss below the baseline's, as in the paper by {_tell(paper, '.4f')}, a share of "
+        f"{_tell(shares(here, 'paper'), '.1%')}; "
+        f"default {_tell(ours, '.4f')} ({seeds})"
     )
     return Claim(
         paper=text, measured=measured, verdict="reproduced" if rising else "not reproduced"
@@ -198,7 +198,7 @@ def _in_all(rows: Sequence[Row]) -> Claim:
     if len(by_rate.get(RATE, {})) < 2:
         return Claim(paper=text, measured="", verdict="not run")
     told = "; ".join(
-        f"learning rate {rate:g}: {_told(found, '.2%')} less"
+        f"learning rate {rate:g}: {_tell(found, '.2%')} less"
         for rate, found in by_rate.items()
         if found
     )
@@ -217,14 +217,14 @@ def _scale(rows: Sequence[Row]) -> Claim:
         return Claim(paper=text, measured="", verdict="not run")
     rising = all(a < b for a, b in pairwise(sizes.values()))
     measured = (
-        f"max |log λ| {_told(sizes, '.2f')}; measured before training, so at every learning rate"
+        f"max |log λ| {_tell(sizes, '.2f')}; measured before training, so at every learning rate"
     )
     return Claim(
         paper=text, measured=measured, verdict="reproduced" if rising else "not reproduced"
     )
 
 
-def _told(values: dict[int, float], form: str) -> str:
+def _tell(values: dict[int, float], form: str) -> str:
     return (
         ", ".join(f"{format(value, form)} at c = {c}" for c, value in values.items()) or "not run"
     )

@@ -20,7 +20,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress, Verdict
 from ..sweep.selection import (
-    matched,
+    match_runs,
     mean,
     seeds_of,
     settings_of,
@@ -28,7 +28,7 @@ from ..sweep.selection import (
     where,
 )
 from ..training.methods import AT_OTHER_RATES, METHODS, RATE
-from ..training.training import Settings, epochs_to, trained
+from ..training.training import Settings, epochs_to, train_jobs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -90,13 +90,13 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
     build = partial(
         cifar_nv, inputs=CHANNELS[jobs[0]["dataset"]], width=jobs[0]["width"], final_norm=True
     )
-    yield from trained(jobs, build, place, progress, bfloat16=True)
+    yield from train_jobs(jobs, build, place, progress, bfloat16=True)
 
 
-def smoothed(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float]) -> list[float]:
     """Exponential moving average, as in the paper's figure.
 
-    >>> smoothed([1.0, 0.0])
+    >>> smooth([1.0, 0.0])
     [1.0, 0.8]
     """
     found: list[float] = []
@@ -130,7 +130,7 @@ def _drawing(rows: Sequence[Row]) -> Drawing:
         for method in METHODS:
             found = where(rows, method=method)
             if found:
-                curves = [smoothed([factor * value for value in row.result[key]]) for row in found]
+                curves = [smooth([factor * value for value in row.result[key]]) for row in found]
                 band(panel, range(1, len(curves[0]) + 1), curves, **method_style(method))
         panel.set(xlabel="epoch", ylabel=title)
     axes[1].set_title(f"learning rate {rows[0].job['learning_rate']:g}")
@@ -174,7 +174,7 @@ def _gain(rows: Sequence[Row], method: str) -> float:
     """Points of best test accuracy above the baseline, over the seeds that both have; NaN without
     any.
     """
-    pairs = matched(rows, "baseline", method)
+    pairs = match_runs(rows, "baseline", method)
     return mean(
         [ours - baseline for baseline, ours in ((*best([a]), *best([b])) for a, b in pairs)]
     )
@@ -182,7 +182,7 @@ def _gain(rows: Sequence[Row], method: str) -> float:
 
 def _better(rows: Sequence[Row]) -> Claim:
     text = "PathCond reaches 80 % best test accuracy, baseline and ENorm 77 % (sec:generalize)"
-    if not matched(rows, *AT_OTHER_RATES):
+    if not match_runs(rows, *AT_OTHER_RATES):
         return Claim(paper=text, measured="", verdict="not run")
     told = [
         f"{METHODS[method].title} {spread(best(found))} % ({seeds_of([found])})"
@@ -203,16 +203,16 @@ def _earlier(rows: Sequence[Row]) -> Claim:
     reaches.
     """
     text = "Near-optimal performance about 20 epochs earlier than baseline methods (sec:generalize)"
-    trios = matched(rows, *AT_OTHER_RATES)
+    trios = match_runs(rows, *AT_OTHER_RATES)
     if not trios:
         return Claim(paper=text, measured="", verdict="not run")
-    level = min(smoothed(baseline.result["train_accuracy"])[-1] for baseline, *_ in trios)
+    level = min(smooth(baseline.result["train_accuracy"])[-1] for baseline, *_ in trios)
     told, least = [], []
     for method in ("paper", "default"):
         leads = {
             other: _lead(pairs, level)
             for other in ("baseline", "enorm", "enorm-epoch")
-            if (pairs := matched(rows, other, method))
+            if (pairs := match_runs(rows, other, method))
         }
         epochs = (
             f"{lead:+.1f} to {METHODS[other].title} ({seeds})"
@@ -241,7 +241,7 @@ def _lead(pairs: Sequence[Sequence[Row]], level: float) -> tuple[float, str]:
     One that never gets there has the end of training; -∞ if it is the second.
     """
     first, second = (
-        [epochs_to(level, smoothed(row.result["train_accuracy"])) for row in runs]
+        [epochs_to(level, smooth(row.result["train_accuracy"])) for row in runs]
         for runs in zip(*pairs, strict=True)
     )
     longest = len(pairs[0][0].result["train_accuracy"])

@@ -232,13 +232,13 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     measured = (
         f"{at_5:.1%} of the decrease to the true optimum, "
         f"{_realised(mlps, 5, 'gap_of_paper'):.1%} of that to u^(100)",
-        f"{_listed(at_10[1:], '.1%')} of the decrease to the true optimum, {of_paper} of that to "
+        f"{_join(at_10[1:], '.1%')} of the decrease to the true optimum, {of_paper} of that to "
         "u^(100)",
-        f"30 sweeps realise {_listed(at_30, '.1%')} of the decrease to the true optimum",
-        f"100 sweeps leave {_listed(left, '.1e')} of the decrease; max |u_100 − u*| is "
-        f"{_listed(apart, '.1e')}",
-        f"{_listed(steps, '.1e')} at the 21st sweep",
-        f"10 sweeps realise {_listed(at_10, '.1%')} of the decrease; Exact leaves at most "
+        f"30 sweeps realise {_join(at_30, '.1%')} of the decrease to the true optimum",
+        f"100 sweeps leave {_join(left, '.1e')} of the decrease; max |u_100 − u*| is "
+        f"{_join(apart, '.1e')}",
+        f"{_join(steps, '.1e')} at the 21st sweep",
+        f"10 sweeps realise {_join(at_10, '.1%')} of the decrease; Exact leaves at most "
         f"{max(exact, ROUNDING):.0e} of it "
         f"after at most {newton} Newton steps",
     )
@@ -270,7 +270,7 @@ def _realised(results: Sequence[Result], sweeps: int, gap: str = "gap") -> float
     return 1 - statistics.fmean(result[gap][sweeps] for result in results)
 
 
-def _listed(values: Sequence[float], form: str) -> str:
+def _join(values: Sequence[float], form: str) -> str:
     """One value per network; the last networks of OF_PAPER, if there are fewer."""
     names = OF_PAPER[len(OF_PAPER) - len(values) :]
     return ", ".join(f"{value:{form}} ({name})" for name, value in zip(names, values, strict=True))

@@ -72,14 +72,14 @@ class Network:
             0, 256, (job["images"], 3, 32, 32), dtype=torch.uint8, device=device
         )
         self.labels = torch.randint(0, 10, (job["images"],), device=device)
-        self.batch = _normalised(self.pixels[: job["batch"]])
+        self.batch = _normalise(self.pixels[: job["batch"]])
         self.model = self._fresh(0)
         self.default = prepare(self.model, self.batch)
         self.paper = prepare(self.model, self.batch, normalization="paper")
         self._default(self.default)
         self._paper()
 
-    def measured(self, job: Job) -> Result:
+    def measure(self, job: Job) -> Result:
         """Seconds by step of one part."""
         self.model.load_state_dict(self._fresh(job["repetition"]).state_dict())
         parts: dict[str, Callable[[], Result]] = {
@@ -113,7 +113,7 @@ class Network:
                 watch("epoch")
             rows = order[max(step, 0) * batch :][:batch]
             optimizer.zero_grad()
-            F.cross_entropy(model(_normalised(self.pixels[rows])), self.labels[rows]).backward()
+            F.cross_entropy(model(_normalise(self.pixels[rows])), self.labels[rows]).backward()
             optimizer.step()
         seconds = watch.stop()["epoch"] * total / steps
         return {"seconds": {"epoch": seconds}, "epoch_steps": total, "epoch_steps_measured": steps}
@@ -156,5 +156,5 @@ def network_of(job: Job) -> nn.Module:
     return {"cifar-nv": cifar_nv, "resnet18-c": resnet18_c}[job["network"]]()
 
 
-def _normalised(pixels: Tensor) -> Tensor:
+def _normalise(pixels: Tensor) -> Tensor:
     return (pixels.float() / 255 - 0.5) / 0.25

@@ -20,7 +20,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress, Verdict
 from ..sweep.selection import (
-    matched,
+    match_runs,
     mean,
     seeds_of,
     settings_of,
@@ -28,7 +28,7 @@ from ..sweep.selection import (
     where,
 )
 from ..training.methods import AT_OTHER_RATES, METHODS, RATE, at_rates
-from ..training.training import Settings, epochs_to, grouped, trained
+from ..training.training import Settings, epochs_to, group_jobs, train_jobs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,12 +70,12 @@ def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
 
 def together(jobs: Sequence[Job]) -> list[list[Job]]:
     """All runs of one depth."""
-    return grouped(jobs)
+    return group_jobs(jobs)
 
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Train them as one stack."""
-    yield from trained(jobs, partial(network, jobs[0]), place, progress, fitted=True)
+    yield from train_jobs(jobs, partial(network, jobs[0]), place, progress, fitted=True)
 
 
 def network(job: Job, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
@@ -254,7 +254,7 @@ def speedups(rows: Sequence[Row], method: str, accuracy: str = FITTED) -> dict[i
     """By depth, over the seeds that both the method and the baseline have."""
     found = {}
     for depth in settings_of(rows, "depth"):
-        pairs = matched(where(rows, depth=depth), "baseline", method)
+        pairs = match_runs(where(rows, depth=depth), "baseline", method)
         if pairs:
             longest = rows[0].job["epochs"]
             baseline, ours = (epochs(runs, accuracy) for runs in zip(*pairs, strict=True))
@@ -279,13 +279,15 @@ def depth_claims(rows: Sequence[Row]) -> list[Claim]:
 
 def _faster(rows: Sequence[Row], paper: dict[int, Speedup], ours: dict[int, Speedup]) -> Claim:
     text = "PathCond reaches 99 % up to 1.5 times faster at the same learning rate (sec:faster)"
-    seeds = seeds_of(matched(rows, "baseline", "paper") or matched(rows, "baseline", "default"))
+    seeds = seeds_of(
+        match_runs(rows, "baseline", "paper") or match_runs(rows, "baseline", "default")
+    )
     running = "; ".join(
-        f"{what} {_told(speedups(rows, method, RUNNING))}"
+        f"{what} {_tell(speedups(rows, method, RUNNING))}"
         for what, method in (("as in the paper", "paper"), ("default", "default"))
     )
     measured = (
-        f"fewer epochs than the baseline, as in the paper {_told(paper)}; default {_told(ours)} "
+        f"fewer epochs than the baseline, as in the paper {_tell(paper)}; default {_tell(ours)} "
         f"({seeds}). "
         f"By the accuracy of the steps themselves, in train mode: {running}"
     )
@@ -332,7 +334,7 @@ def _strongest(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
     gains = all(found.times > 1 for found in known.values())
     points = _points(gains_by(rows, "depth", "paper"))
     measured = (
-        f"as in the paper {_told(paper)}; points of training accuracy above the baseline, mean "
+        f"as in the paper {_tell(paper)}; points of training accuracy above the baseline, mean "
         f"over epochs: {points}"
     )
     return Claim(
@@ -347,7 +349,7 @@ def _enorm(rows: Sequence[Row]) -> Claim:
         return Claim(paper=text, measured="", verdict="not run")
     none = all(found.times < 1.1 for found in step.values())
     measured = (
-        f"fewer epochs than the baseline, every step {_told(step)}; every epoch {_told(epoch)}"
+        f"fewer epochs than the baseline, every step {_tell(step)}; every epoch {_tell(epoch)}"
     )
     return Claim(paper=text, measured=measured, verdict="reproduced" if none else "not reproduced")
 
@@ -372,7 +374,7 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
         f"{METHODS[method].title}: {_points(by_rate)}" for method, by_rate in gains.items()
     )
     seeds = ", ".join(
-        f"{seeds_of(matched(where(rows, learning_rate=rate), 'baseline', 'paper'))} at {rate:g}"
+        f"{seeds_of(match_runs(where(rows, learning_rate=rate), 'baseline', 'paper'))} at {rate:g}"
         for rate in gains["paper"]
     )
     measured = (
@@ -399,7 +401,7 @@ def _generalizes(rows: Sequence[Row]) -> Claim:
     measured = (
         f"points of best test accuracy above the baseline, as in the paper {_points(paper)}; "
         f"default {_points(ours)} "
-        f"({seeds_of(matched(rows, 'baseline', 'paper'))})"
+        f"({seeds_of(match_runs(rows, 'baseline', 'paper'))})"
     )
     verdict: Verdict = "reproduced" if min(paper.values()) >= -0.5 else "not reproduced"
     if verdict == "not reproduced" and ours and min(ours.values()) >= 0:
@@ -423,7 +425,7 @@ def gains_by(
     """
     found = {}
     for value in settings_of(rows, setting):
-        pairs = matched(where(rows, **{setting: value}), "baseline", method)
+        pairs = match_runs(where(rows, **{setting: value}), "baseline", method)
         if pairs:
             found[value] = 100 * mean([of(ours) - of(baseline) for baseline, ours in pairs])
     return found
@@ -433,5 +435,5 @@ def _points(gains: dict[float, float]) -> str:
     return ", ".join(f"{gain:+.1f} at {setting:g}" for setting, gain in gains.items()) or "not run"
 
 
-def _told(by_depth: dict[int, Speedup]) -> str:
+def _tell(by_depth: dict[int, Speedup]) -> str:
     return ", ".join(f"{found} at {depth}" for depth, found in by_depth.items()) or "not run"

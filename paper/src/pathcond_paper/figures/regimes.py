@@ -198,7 +198,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         Claim(
             paper=uneven,
             measured=f"rank correlation of max |log λ| with α over {len(rows)} networks: "
-            f"{_listed(over_alpha)} for a = "
+            f"{_join(over_alpha)} for a = "
             f"{GAINS_LISTED}. {_extremes(rows, 1.0)}. {_extremes(rows, GAINS[0])}.",
             verdict=_verdict(max(over_alpha)),
         ),
@@ -206,7 +206,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             paper=variance,
             measured=f"rank correlation of max |log λ| with a ≤ 1, mean over {len(rows)} "
             f"networks: {over_gain:.2f}. On average "
-            f"it is {_listed(means)} for a = {GAINS_LISTED}.",
+            f"it is {_join(means)} for a = {GAINS_LISTED}.",
             verdict=_verdict(over_gain),
         ),
     ]
@@ -224,7 +224,7 @@ def _extremes(rows: Sequence[Row], gain: float) -> str:
     return f"At a = {gain:g} it is {' and '.join(texts)}, largest at α = {peak:.3g}"
 
 
-def _listed(values: Sequence[float]) -> str:
+def _join(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 

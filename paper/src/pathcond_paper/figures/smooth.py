@@ -22,7 +22,7 @@ from pathcond.rows import Job, Result, Row
 from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import deviation, mean, settings_of, spread, where
 from ..training.methods import AT_OTHER_RATES, METHODS, RATE
-from ..training.training import grouped, trained
+from ..training.training import group_jobs, train_jobs
 from . import mlp_depth
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
 
 def together(jobs: Sequence[Job]) -> list[list[Job]]:
     """Differences by depth, training by depth."""
-    return grouped(jobs)
+    return group_jobs(jobs)
 
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
@@ -94,7 +94,7 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
             progress(done / len(jobs), f"{job['activation']}, {job['depth']} layers")
         return
     build = partial(mlp_depth.network, job, ACTIVATIONS[job["activation"]])
-    yield from trained(jobs, build, place, progress, fitted=True, approximate=True)
+    yield from train_jobs(jobs, build, place, progress, fitted=True, approximate=True)
 
 
 def difference(job: Job, device: str) -> Result:

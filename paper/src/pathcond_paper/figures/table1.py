@@ -32,7 +32,7 @@ IMAGE = (1, 3, 32, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """A row of the paper's table, as printed; the paths in the format of ``printed_paths``."""
+    """A row of the paper's table, as printed; the paths in the format of ``format_paths``."""
 
     parameters: int
     hidden_units: int
@@ -109,10 +109,10 @@ def all_ones(build: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def printed_paths(paths: float) -> str:
+def format_paths(paths: float) -> str:
     """As the paper prints it: three digits.
 
-    >>> printed_paths(2_244_789 * 10.0**47)
+    >>> format_paths(2_244_789 * 10.0**47)
     '2.24e53'
     """
     mantissa, exponent = f"{paths:.2e}".split("e")
@@ -125,7 +125,7 @@ def agreement(row: Row) -> tuple[bool, bool, bool]:
     return (
         ours["parameters"] == paper.parameters,
         ours["hidden_units"] == paper.hidden_units,
-        printed_paths(ours["paths"]) == paper.paths,
+        format_paths(ours["paths"]) == paper.paths,
     )
 
 
@@ -164,7 +164,7 @@ def table(rows: Sequence[Row]) -> str:
                 f"{ours['hidden_units']:,}",
                 f"{paper.hidden_units:,}",
                 hidden_units,
-                printed_paths(ours["paths"]),
+                format_paths(ours["paths"]),
                 paper.paths,
                 paths,
                 f"{10**fraction:.2f}e{exponent:.0f}",

@@ -126,7 +126,7 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
         for job in same:
             progress(done / len(jobs), f"{title}, {PARTS[job['part']]}")
             network = network or Network(job, device)
-            yield job, network.measured(job)
+            yield job, network.measure(job)
             done += 1
 
 
@@ -213,7 +213,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     from ..style import panels
 
     drawing, (left, middle, right) = panels(1, 3, width=4.0, height=3.6)
-    shown = _compared(rows)
+    shown = _list_compared(rows)
     _seconds_panel(left, rows, shown)
     _depth_panel(middle, rows)
     _steps_panel(right, rows, shown)
@@ -326,7 +326,7 @@ def table(rows: Sequence[Row]) -> str:
         costs.append((network, f"{size:,}", *cells))
         for part in ("whole", "default", "paper", "box"):
             shares = shares_of(rows, part, network)
-            if shares and network in _compared(rows):
+            if shares and network in _list_compared(rows):
                 steps.append(
                     (
                         f"{network}, {PARTS[part]}",
@@ -336,23 +336,23 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(
         [
             "Seconds, mean ± deviation over the repetitions [% of an epoch]",
-            *_aligned(costs),
+            *_align(costs),
             "",
             "Share of each step, %",
-            *_aligned(steps),
+            *_align(steps),
             "",
             _how(rows),
         ]
     )
 
 
-def _compared(rows: Sequence[Row]) -> list[str]:
+def _list_compared(rows: Sequence[Row]) -> list[str]:
     """The networks of ``fig:timing``, or the deepest of those there are."""
     networks = list(sizes_of(rows))
     return [network for network in networks if network in IN_PAPER] or networks[-1:]
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+def _align(lines: Sequence[Sequence[str]]) -> list[str]:
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     return [
         "  ".join([name.ljust(first), *map(str.rjust, cells, others)]) for name, *cells in lines

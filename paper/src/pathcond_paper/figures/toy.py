@@ -62,13 +62,13 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
         dtype=torch.float64,
     )
     progress(0.0, "conditioning")
-    rescaled = conditioned(starts)
+    rescaled = condition_starts(starts)
     progress(0.1, "gradient descent")
     plain_path, rescaled_path = descend(torch.cat([starts, rescaled]), x, steps).split(
         len(jobs), dim=1
     )
     progress(0.6, "ideal flow")
-    ideal = ideal_paths(lifted(starts), x, time=LEARNING_RATE * steps, steps=steps // 5)
+    ideal = ideal_paths(lift(starts), x, time=LEARNING_RATE * steps, steps=steps // 5)
     kept = torch.linspace(0, steps, min(KEPT, steps + 1)).long()
     for n, job in enumerate(jobs):
         result: Result = {"theta": starts[n].tolist()}
@@ -78,7 +78,7 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
             result[name] = {
                 "mean_loss": float(losses.mean()),
                 "steps_to_share": int(low[0]) if len(low) else math.inf,
-                "distance": distance(lifted(path), ideal[:, n]),
+                "distance": distance(lift(path), ideal[:, n]),
             }
             if "start" in job:
                 result[name] |= {
@@ -100,7 +100,7 @@ def random_start(seed: int) -> list[float]:
     return [abs(u), abs(v), w]
 
 
-def conditioned(starts: Tensor) -> Tensor:
+def condition_starts(starts: Tensor) -> Tensor:
     """Starts (n, 3) after ``condition_`` of a network that holds them."""
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
     v, w, u = model.parameters()
@@ -115,7 +115,7 @@ def conditioned(starts: Tensor) -> Tensor:
     return torch.tensor(out, dtype=torch.float64)
 
 
-def lifted(theta: Tensor) -> Tensor:
+def lift(theta: Tensor) -> Tensor:
     """Φ = (uv, uw), (..., 2), of θ = (u, v, w), (..., 3)."""
     return theta[..., :1] * theta[..., 1:]
 
@@ -189,7 +189,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
             label = f"θ₀ = {_text(row.job['start'])}" if name == "rescaled" else None
             look: dict[str, Any] = {"color": colour, "linestyle": dash, "label": label}
             losses.plot(curve["step"], curve["loss"], **look)
-            lifts.plot(*lifted(path).T, **look)
+            lifts.plot(*lift(path).T, **look)
             parameters.plot(path[:, 0], path[:, 1], **look)
             parameters.plot(
                 path[0, 0],
@@ -199,7 +199,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
                 fillstyle="none" if name == "plain" else "full",
             )
         lifts.plot(*torch.tensor(row.result["ideal"]).T, color=colour, linestyle=":", linewidth=2)
-        lifts.plot(*lifted(path[0]), marker="o", color=colour)
+        lifts.plot(*lift(path[0]), marker="o", color=colour)
     lifts.plot(1, 0, marker="*", color=BLACK, markersize=9)
     for dash, name in (("--", "from θ₀"), ("-", "from θ₀ rescaled"), (":", "ideal flow")):
         lifts.plot([], [], color="0.3", linestyle=dash, label=name)

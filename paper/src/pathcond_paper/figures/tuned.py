@@ -194,7 +194,7 @@ class Setting:
     bfloat16: bool = False
     methods: Sequence[str] | None = None
 
-    def tried(self) -> list[str]:
+    def list_methods(self) -> list[str]:
         """The methods that are compared."""
         left_out = set(() if self.normed else NEED_A_NORM)
         left_out |= set() if self.candidates else set(SEARCHED)
@@ -401,7 +401,7 @@ def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
     return [
         {"setting": name, "dataset": setting.dataset, "method": method, "seed": seed}
         for name, setting in BY_PRESET[preset].items()
-        for method in setting.tried()
+        for method in setting.list_methods()
         for seed in range(seeds or SEEDS[preset])
     ]
 
@@ -453,7 +453,7 @@ class _Comparison:
         self.data = Data.of(dataset, place.device, train=setting.train, test=setting.test)
         known = dict(METHODS)
         if set(methods) & set(SEARCHED):
-            scales = self._searched()
+            scales = self._search()
             for method in SEARCHED:
                 known[method] = replace(METHODS[method], layer_scales=scales)
         every = len(self.data.x) // setting.batch
@@ -461,7 +461,7 @@ class _Comparison:
         self.starts = Starts(self.recipe, self.data.x[: setting.batch])
         self.curves: dict[Run, Curves] = {}
 
-    def _searched(self) -> Sequence[float]:
+    def _search(self) -> Sequence[float]:
         """The best scales of a search, or those that an earlier one found."""
         if "searched" in self.chosen:
             found: Sequence[float] = self.chosen["searched"]["layer_scales"]
@@ -519,7 +519,7 @@ class _Comparison:
         if method in self.chosen:
             return _by_rate(self.chosen[method], "test_loss")
         return {
-            run.learning_rate: _rounded(curves)["test_loss"]
+            run.learning_rate: _last_values(curves)["test_loss"]
             for run, curves in self.curves.items()
             if run.method == method and run.seed == CHOOSING
         }
@@ -535,7 +535,7 @@ class _Comparison:
 
 def _over_rates(runs: Mapping[float, Curves]) -> Result:
     """The ends of several runs, by learning rate."""
-    ends = [_rounded(curves) for curves in runs.values()]
+    ends = [_last_values(curves) for curves in runs.values()]
     told = {"max_log_scale", "layer_scales"}
     first = next(iter(runs.values())).to_dict()
     return {
@@ -545,7 +545,7 @@ def _over_rates(runs: Mapping[float, Curves]) -> Result:
     }
 
 
-def _rounded(curves: Curves) -> dict[str, float]:
+def _last_values(curves: Curves) -> dict[str, float]:
     """What a run came to after its last epoch; a loss that is not a number is infinite."""
     return {
         name: _finite(values[-1])
@@ -631,7 +631,7 @@ def table(rows: Sequence[Row]) -> str:
     the share of the searched gain.
     """
     lines = ["Every method at its own best learning rate; mean ± deviation over fresh seeds"]
-    for name in _reported(rows):
+    for name in _list_reported(rows):
         setting = _setting(name)
         held = " (held out)" if setting.held_out else ""
         lines += ["", f"{setting.title}{held}"]
@@ -658,7 +658,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", "* at an end of the grid"])
 
 
-def _reported(rows: Sequence[Row]) -> list[str]:
+def _list_reported(rows: Sequence[Row]) -> list[str]:
     """The settings in which fresh seeds of some method are there."""
     return [
         name
@@ -673,7 +673,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     """
     from ..style import CYCLE, legend_below, panels
 
-    names = _reported(rows)
+    names = _list_reported(rows)
     columns = min(3, len(names)) or 1
     drawing, axes = panels(max(1, -(-len(names) // columns)), columns)
     for panel, name in zip(axes, names, strict=False):

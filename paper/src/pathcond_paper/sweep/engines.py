@@ -112,7 +112,7 @@ class _Tasks:
             return Ended(task=task.number)
         return event
 
-    def died(self, task: _Task, how: str) -> Event:
+    def note_death(self, task: _Task, how: str) -> Event:
         """Let a task whose process is gone wait for another, unless that was too often."""
         task.deaths += 1
         if not task.jobs:
@@ -212,7 +212,9 @@ def local(
                     idle.append(worker)
                     del busy[worker]
                 if said is None:
-                    yield todo.died(task, f"its process ended by itself (exit code {worker.end()})")
+                    yield todo.note_death(
+                        task, f"its process ended by itself (exit code {worker.end()})"
+                    )
                 else:
                     if isinstance(said, Ended) and said.problem:
                         worker.end()  # an error on a GPU spoils what follows it in the same process
@@ -386,7 +388,7 @@ def cluster(
                 except StopIteration:
                     del running[said]
                 except ray.exceptions.RayError as error:
-                    yield todo.died(
+                    yield todo.note_death(
                         running.pop(said), f"its process was lost ({type(error).__name__})"
                     )
     finally:

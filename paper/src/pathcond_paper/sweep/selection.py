@@ -26,11 +26,11 @@ def settings_of(rows: Iterable[Row], key: str) -> list[Any]:
     return sorted({row.job[key] for row in rows})
 
 
-def described(some: Sequence[Job], jobs: Sequence[Job]) -> str:
+def describe_jobs(some: Sequence[Job], jobs: Sequence[Job]) -> str:
     """Which of the jobs some of them are, in few words: what ``--only`` would have to say.
 
     >>> jobs = [{"rate": rate, "seed": seed} for rate in (1, 2, 3) for seed in (0, 1)]
-    >>> described(
+    >>> describe_jobs(
     ...     [job for job in jobs if job["rate"] > 1 and job["seed"] or job["rate"] == 1], jobs
     ... )
     'rate=1; seed=1'
@@ -74,7 +74,7 @@ def _shortest(part: Mapping[str, Iterable[str]], some: Sequence[Job], jobs: Sequ
     )
 
 
-def matched(rows: Iterable[Row], *methods: str) -> list[tuple[Row, ...]]:
+def match_runs(rows: Iterable[Row], *methods: str) -> list[tuple[Row, ...]]:
     """Runs of these methods that differ in the method alone, side by side; what one of them lacks
     is left out.
     """

@@ -50,7 +50,7 @@ def search(
     """
     generator = torch.Generator().manual_seed(SEED)
     starts = Starts(recipe, data.x[: recipe.batch])
-    layers = len(starts.prepared(Method(title="", layer_scales=())).symmetry.groups)
+    layers = len(starts.prepare_for(Method(title="", layer_scales=())).symmetry.groups)
     low, high = math.log(min(rates)), math.log(max(rates))
 
     def draw() -> Candidate:
@@ -69,7 +69,7 @@ def search(
     tried = unmoved + [draw() for _ in range(candidates - len(unmoved))]
     scored: list[tuple[float, Candidate]] = []
     for number, (kept, deviation) in enumerate([*ROUNDS, (1, 0.0)]):
-        losses = _scored(recipe, data, tried)
+        losses = _score(recipe, data, tried)
         scored = sorted([*scored, *zip(losses, tried, strict=True)], key=lambda pair: pair[0])
         progress((number + 1) / (len(ROUNDS) + 1), f"least test loss {scored[0][0]:.4g}")
         best = [candidate for _, candidate in scored[:kept]]
@@ -77,7 +77,7 @@ def search(
     return scored[0][1]
 
 
-def _scored(recipe: Recipe, data: Data, candidates: Sequence[Candidate]) -> list[float]:
+def _score(recipe: Recipe, data: Data, candidates: Sequence[Candidate]) -> list[float]:
     """Final test losses; infinite where training diverged."""
     methods = {
         str(i): Method(title="", layer_scales=candidate.log_scales)

@@ -33,7 +33,7 @@ class Start:
     log_scales: list[Tensor] = field(default_factory=list)
     rate_factors: dict[str, Tensor] | None = None
 
-    def told(self) -> dict[str, Any]:
+    def describe_scales(self) -> dict[str, Any]:
         """Greatest and mean log-scales, for the curves."""
         return {
             "max_log_scale": max((float(s.abs().max()) for s in self.log_scales), default=0.0),
@@ -62,7 +62,7 @@ class Starts:
             self._started[method, seed] = self._make(self.recipe.methods[method], seed)
         return self._started[method, seed]
 
-    def prepared(self, method: Method) -> Prepared:
+    def prepare_for(self, method: Method) -> Prepared:
         """The captured architecture, as the method rescales it."""
         normalization: Any = method.normalization or "absorb"
         if normalization not in self._prepared:
@@ -86,7 +86,7 @@ class Starts:
             lsuv_(model, self.example, seed=seed)
         if method.normalization is None:
             return Start(model=model)
-        symmetry = self.prepared(method).symmetry
+        symmetry = self.prepare_for(method).symmetry
         log_scales = self._rescale(model, method)
         by_group = [log_scales[list(group.units)] for group in symmetry.groups]
         if not method.as_rates:
@@ -96,7 +96,7 @@ class Starts:
 
     def _rescale(self, model: nn.Module, method: Method) -> Tensor:
         """Rescale a model as a method does; returns the log-scales, (num_units,), on the CPU."""
-        prepared = self.prepared(method)
+        prepared = self.prepare_for(method)
         symmetry = prepared.symmetry
         if method.condition is not None:
             approximate = self.recipe.approximate

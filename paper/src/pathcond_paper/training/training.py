@@ -141,7 +141,7 @@ def train(
         for epoch in range(recipe.epochs):
             session.epoch()
             progress((epoch + 1) / recipe.epochs, f"epoch {epoch + 1} of {recipe.epochs}")
-    curves = dict(zip(places, session.finished(), strict=True))
+    curves = dict(zip(places, session.finish(), strict=True))
     return [curves[i] for i in range(len(runs))]
 
 
@@ -155,7 +155,7 @@ class _Session:
         starts = starts or Starts(recipe, data.x[: recipe.batch])
         started = [starts.of(run.method, run.seed) for run in runs]
         models = [start.model for start in started]
-        self.curves = [Curves(**start.told()) for start in started]
+        self.curves = [Curves(**start.describe_scales()) for start in started]
         self.stack = Stack(models)
         balanced = [recipe.methods[run.method].balance for run in runs]
         by_step, by_epoch = balanced.count("step"), balanced.count("epoch")
@@ -190,7 +190,7 @@ class _Session:
         )
         self.shifts = Shifts(data.x, self.order.shape) if recipe.augment else None
         changed = [*self.stack.tensors(), *self.optimizer.tensors(), self.position, self.sums]
-        self.step = _recorded(self._step, changed) if device.type == "cuda" else self._step
+        self.step = _record_graph(self._step, changed) if device.type == "cuda" else self._step
 
     def _teleports(self, starts: Starts) -> Iterator[tuple[int, Teleportation]]:
         for i, run in enumerate(self.runs):
@@ -205,7 +205,7 @@ class _Session:
                     teleport(
                         optimizer,
                         network,
-                        starts.prepared(method),
+                        starts.prepare_for(method),
                         schedule=self.recipe.teleports_after,
                         approximate=self.recipe.approximate,
                         **(method.condition or {}),
@@ -254,12 +254,12 @@ class _Session:
         if self.balance and self.by_epoch.stop > self.by_epoch.start:
             self.balance.cycle_(self.stack, self.by_epoch)
         self._record("train", self.sums / self.steps)
-        self._record("test", self._evaluated(self.data.test_x, self.data.test_y))
+        self._record("test", self._evaluate(self.data.test_x, self.data.test_y))
         if self.recipe.fitted:
-            self._record("fitted", self._evaluated(self.data.x, self.data.y))
+            self._record("fitted", self._evaluate(self.data.x, self.data.y))
 
     @torch.no_grad()
-    def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
+    def _evaluate(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean loss and accuracy in eval mode, (2, runs)."""
         total = torch.zeros_like(self.sums)
         self.stack.train(False)
@@ -303,7 +303,7 @@ class _Session:
             if self.recipe.task == "classify":
                 getattr(curves, f"{what}_accuracy").append(accuracies[i])
 
-    def finished(self) -> list[Curves]:
+    def finish(self) -> list[Curves]:
         for i, handle in self.teleports.items():
             self.curves[i].left_out = handle.left_out
         return self.curves
@@ -326,7 +326,7 @@ def _stack_factors(started: Sequence[Start]) -> list[Tensor] | None:
     ]
 
 
-def _recorded(step: Callable[[], None], changed: Sequence[Tensor]) -> Callable[[], None]:
+def _record_graph(step: Callable[[], None], changed: Sequence[Tensor]) -> Callable[[], None]:
     """The step as one CUDA graph; the warm-up that recording needs leaves no trace in what the step
     changes.
     """
@@ -363,7 +363,7 @@ def _repeatable(device: torch.device) -> Iterator[None]:
 APART = ("method", "learning_rate", "seed")  # what runs that are trained together may differ in
 
 
-def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
+def group_jobs(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs that can be trained together; those at the paper's learning rate first, so that a sweep
     that is cut short has them.
     """
@@ -390,7 +390,7 @@ class Settings:
     test: int | None = None
 
 
-def trained(
+def train_jobs(
     jobs: Sequence[Job],
     build: Callable[[], nn.Module],
     place: Place,

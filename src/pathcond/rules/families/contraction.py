@@ -40,9 +40,9 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     It is ``Picked`` if an operand is: each member is contracted by itself.
     """
     given = (x, w)
-    x, w = (scales.simplified(operand) for operand in given)
+    x, w = (scales.simplify(operand) for operand in given)
     if isinstance(x, Picked) or isinstance(w, Picked):
-        return _of_picked(scales, x, x_axes, w, w_axes, out_axes)
+        return _contract_picked(scales, x, x_axes, w, w_axes, out_axes)
     if scales.is_weight(x) and not scales.is_weight(w):
         return contract(scales, w, w_axes, x, x_axes, out_axes)
     if scales.is_weight(w):
@@ -91,7 +91,9 @@ def _agree_where_constant(
     return scales.agree(a, [i for i, axis in enumerate(a_axes) if axis not in kept])
 
 
-def _of_picked(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Any:
+def _contract_picked(
+    scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str
+) -> Any:
     """A contraction of what an index picked, with the members as one more axis that is not
     summed.
     """
@@ -246,7 +248,7 @@ def addmm(
 
 @rule("einsum", family=CONTRACTION)
 def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
-    axes, out = _spelled_out(equation, [len(tensor.shape) for tensor in tensors])
+    axes, out = _spell_out(equation, [len(tensor.shape) for tensor in tensors])
     if any(len(set(term)) < len(term) for term in axes):
         for tensor in tensors:
             scales.pin(tensor, f"takes part in einsum {equation!r}, which is not traced")
@@ -266,7 +268,7 @@ def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
     return scales.broadcast(made, scales.node.shape)
 
 
-def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+def _spell_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     """An einsum equation with the ellipsis as letters and the output written down."""
     terms, arrow, out = equation.replace(" ", "").partition("->")
     axes = terms.split(",")

@@ -35,7 +35,7 @@ INDEXING = Family(
 def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
     """Which rows are read depends on the data, so all rows share one log-scale per column."""
     scales.pin(indices, "is an index")
-    weight = scales.simplified(weight)
+    weight = scales.simplify(weight)
     if scales.is_weight(weight):
         columns = scales.scale_weight(
             weight, torch.zeros(1, 1, dtype=torch.int32), [1, weight.shape[1]]
@@ -73,7 +73,7 @@ def index(scales: Scales, x: Any, indices: Any) -> Any:
     known = all(
         given is None or value is not None for given, value in zip(indices, values, strict=True)
     )
-    x = scales.simplified(x)
+    x = scales.simplify(x)
     if known and scales.is_weight(x):
         return scales.picked(
             x, lambda at: at[tuple(slice(None) if v is None else v for v in values)]
@@ -109,7 +109,7 @@ def index(scales: Scales, x: Any, indices: Any) -> Any:
 
 @rule("index_select", family=INDEXING)
 def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Any:
-    x, value = scales.simplified(x), scales.value(index)
+    x, value = scales.simplify(x), scales.value(index)
     if value is not None and scales.is_weight(x):
         return scales.picked(x, lambda at: at.index_select(dim, value))
     if value is None:

@@ -34,8 +34,8 @@ STATE = "is a state that something without a scale enters"
 
 @rule("rnn_relu_cell", family=RECURRENT)
 def cell(scales: Scales, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Labels:
-    out = _fed(scales, _per_unit(scales, input), w_ih, b_ih)
-    out = scales.merge(out, _fed(scales, _per_unit(scales, hx), w_hh, b_hh), reason=STATE)
+    out = _feed(scales, _per_unit(scales, input), w_ih, b_ih)
+    out = scales.merge(out, _feed(scales, _per_unit(scales, hx), w_hh, b_hh), reason=STATE)
     return scales.broadcast(out, scales.node.shape)
 
 
@@ -75,11 +75,11 @@ def _recurrence(
     scales: Scales, x: Labels, state: Labels, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any
 ) -> Labels:
     """The scales of one direction of one layer; what enters the state must fit what it becomes."""
-    out = scales.merge(_fed(scales, x, w_ih, b_ih), state, reason=STATE)
-    return scales.merge(out, _fed(scales, out, w_hh, b_hh), reason=STATE)
+    out = scales.merge(_feed(scales, x, w_ih, b_ih), state, reason=STATE)
+    return scales.merge(out, _feed(scales, out, w_hh, b_hh), reason=STATE)
 
 
-def _fed(scales: Scales, x: Labels, weight: Any, bias: Any) -> Labels:
+def _feed(scales: Scales, x: Labels, weight: Any, bias: Any) -> Labels:
     """Labels of W x + b, (units,)."""
     out = contract(scales, x, "i", weight, "oi", "o")
     return out if bias is None else scales.merge(out, bias, reason=BIAS)

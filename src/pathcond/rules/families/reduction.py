@@ -24,7 +24,7 @@ POOLING = Family(
 )
 
 
-def _reduced(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
+def _reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     labels = scales.labels(x)
     rank = len(labels.shape)
     dims = (
@@ -49,31 +49,31 @@ def _reduced(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     family=REDUCTION,
 )
 def reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
-    return _reduced(scales, x, dim, keepdim)
+    return _reduce(scales, x, dim, keepdim)
 
 
 @rule("norm", "linalg_vector_norm", family=REDUCTION)
 def norm(scales: Scales, x: Any, p: Any, ord: Any, dim: Any, keepdim: Any) -> Labels:
     if 0 in (p, ord):  # the number of nonzero elements
         scales.pin(x, "is counted")
-    return _reduced(scales, x, dim, keepdim)
+    return _reduce(scales, x, dim, keepdim)
 
 
 @rule("aminmax", family=REDUCTION)
 def extrema(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
-    values = _reduced(scales, x, dim, keepdim)
+    values = _reduce(scales, x, dim, keepdim)
     return values, values
 
 
 @rule("kthvalue", family=REDUCTION)
 def ranked_value(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
-    values = _reduced(scales, x, dim, keepdim)
+    values = _reduce(scales, x, dim, keepdim)
     return values, constant(values.shape)
 
 
 @rule("trace", family=REDUCTION)
 def trace(scales: Scales, x: Any) -> Labels:
-    return _reduced(scales, lb.through_view(torch.diagonal, scales.labels(x)), None, False)
+    return _reduce(scales, lb.through_view(torch.diagonal, scales.labels(x)), None, False)
 
 
 @rule("diff", family=REDUCTION)
@@ -97,24 +97,24 @@ def _with_size_one(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 def extremum(scales: Scales, x: Any, dim: Any, keepdim: Any, other: Any) -> Any:
     if other is not None:
         return scales.merge(x, other, reason="is compared with something that has no scale")
-    values = _reduced(scales, x, dim, keepdim)
+    values = _reduce(scales, x, dim, keepdim)
     return values if dim is None else (values, constant(values.shape))
 
 
 @rule("var", family=REDUCTION)
 def variance(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
-    return scales.combine((2, _reduced(scales, x, dim, keepdim)))
+    return scales.combine((2, _reduce(scales, x, dim, keepdim)))
 
 
 @rule("var_mean", "std_mean", family=REDUCTION)
 def variance_and_mean(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
-    mean = _reduced(scales, x, dim, keepdim)
+    mean = _reduce(scales, x, dim, keepdim)
     return (scales.combine((2 if scales.node.op == "var_mean" else 1, mean)), mean)
 
 
 @rule("argmax", "argmin", "argsort", family=REDUCTION)
 def position(scales: Scales, x: Any, dim: Any) -> Labels:
-    _reduced(scales, x, dim, True)
+    _reduce(scales, x, dim, True)
     return constant(scales.node.shape)
 
 

@@ -31,8 +31,8 @@ WRITTEN = "is written into a tensor that has no scale"
 @rule("index_add", "index_copy", "index_reduce", family=INDEXING)
 def into_rows(scales: Scales, x: Any, dim: int, index: Any, source: Any, reduce: Any) -> Labels:
     if reduce in PRODUCTS:
-        return _pinned(scales, x, source)
-    target, value = scales.labels(x), _lasting(scales, index)
+        return _pin_both(scales, x, source)
+    target, value = scales.labels(x), _lasting_value(scales, index)
     if value is None or _too_large(target):
         return _anywhere(scales, target, dim, index, scales.labels(source))
     places = _positions(target).index_select(dim, value)
@@ -47,8 +47,8 @@ def scatter(
     if src is None:
         return _with_number(scales, x, value, reduce)
     if reduce in PRODUCTS:
-        return _pinned(scales, x, src)
-    target, at = scales.labels(x), _lasting(scales, index)
+        return _pin_both(scales, x, src)
+    target, at = scales.labels(x), _lasting_value(scales, index)
     if at is None or _too_large(target):
         return _anywhere(scales, target, dim, index, scales.labels(src))
     read = scales.labels(src).full[tuple(slice(size) for size in at.shape)]
@@ -65,7 +65,7 @@ def index_fill(scales: Scales, x: Any, value: Any) -> Labels:
 @rule("index_put", family=INDEXING)
 def index_put(scales: Scales, x: Any, indices: Any, values: Any, accumulate: bool) -> Labels:
     target, source = scales.labels(x), scales.labels(values)
-    given = [None if index is None else _lasting(scales, index) for index in indices]
+    given = [None if index is None else _lasting_value(scales, index) for index in indices]
     known = all(i is None or v is not None for i, v in zip(indices, given, strict=True))
     if known and not _too_large(target):
         places = _positions(target)[tuple(slice(None) if v is None else v for v in given)]
@@ -116,7 +116,7 @@ def into_view(
     return _exactly(scales, x, places, scales.labels(src), overwrites=True)
 
 
-def _lasting(scales: Scales, index: Any) -> Tensor | None:
+def _lasting_value(scales: Scales, index: Any) -> Tensor | None:
     """The value of an index that is written in the program; one in a buffer may change."""
     return scales.value(index) if isinstance(index, Known) and index.lasting else None
 
@@ -129,7 +129,7 @@ def _positions(target: Labels) -> Tensor:
     return torch.arange(torch.Size(target.shape).numel()).view(target.shape)
 
 
-def _pinned(scales: Scales, x: Any, source: Any) -> Labels:
+def _pin_both(scales: Scales, x: Any, source: Any) -> Labels:
     scales.pin(source, "is multiplied into a tensor a number of times that depends on data")
     return scales.labels(scales.pin(x, "is multiplied a number of times that depends on data"))
 
@@ -208,7 +208,7 @@ def scattered(
         return FREEZE
     unknown = any(isinstance(i, (Frozen, PathSum)) for i in (index, *tree_leaves(indices)))
     if unknown and not energies.calibrate:
-        return _sent_anywhere(energies)
+        return _send_anywhere(energies)
     settings: dict[str, Any] = {}
     if alpha is not None:
         settings["alpha"] = float(energies.power(alpha))
@@ -219,12 +219,12 @@ def scattered(
     name = "index" if index is not None else "indices"
     target = energies.summand(x)
 
-    def sent(at: Any) -> Tensor:
+    def send(at: Any) -> Tensor:
         # An in-place op would write into the energy of what it is given.
         total: Tensor = energies.itself({"self": target.clone(), name: at, **settings})
         return total if reduce != "mean" else total * _shares(energies, at) ** -energies.p
 
-    return energies.averaged(sent, name)
+    return energies.averaged(send, name)
 
 
 def _shares(energies: Energies, index: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ def _shares(energies: Energies, index: Tensor) -> Tensor:
     return shares
 
 
-def _sent_anywhere(energies: Energies) -> Any:
+def _send_anywhere(energies: Energies) -> Any:
     """Whatever is written may go to any place along the indexed axes."""
     bound, operands = energies.node.bound, energies.operands
     if energies.node.op == "index_put":
