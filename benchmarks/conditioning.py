@@ -29,7 +29,7 @@ from pathcond import Report, condition_
 from pathcond.condition import prepare
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 
-from .measuring import PeakMemory, printed, write
+from .measuring import PeakMemory, format_row, write
 
 ARCHITECTURES = {
     "mlp": lambda: mlp(batch_norm=True),
@@ -156,9 +156,11 @@ def main() -> None:
     images, rows = Images(options.images), []
     for name in options.models:
         rows.append(measure(name, images, options.device))
-        print(printed(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
     grown = growth(options.device)
-    print(printed({key: grown[key] for key in ("exponent_seconds", "exponent_memory")}), flush=True)
+    print(
+        format_row({key: grown[key] for key in ("exponent_seconds", "exponent_memory")}), flush=True
+    )
     write(options.out, rows, growth=grown)
 
 

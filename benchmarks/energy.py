@@ -26,20 +26,20 @@ from torch import Tensor, nn
 from pathcond.lifting.lifting import capture_sample, path_energy
 from pathcond.lifting.sample import Sample
 
-from .measuring import PeakMemory, activation_bytes, median_seconds, printed, write
+from .measuring import PeakMemory, activation_bytes, format_row, median_seconds, write
 
 MODELS = ("resnet18", "resnet50", "resnet152", "vgg16")
 DEPTHS = (2, 4, 8, 16, 32, 64)
 
 
 def seconds_of(action: Any, repeats: int, device: str) -> float:
-    def synchronised() -> None:
+    def run_and_synchronise() -> None:
         action()
         if device != "cpu":
             torch.cuda.synchronize()
 
-    synchronised()  # warm
-    return median_seconds(synchronised, repeats)
+    run_and_synchronise()  # warm
+    return median_seconds(run_and_synchronise, repeats)
 
 
 def forward_and_backward(model: nn.Module, x: Tensor) -> None:
@@ -128,7 +128,7 @@ def main() -> None:
     rows = []
     for name in options.models:
         rows.append(measure(name, options.repeats, options.device))
-        print(printed(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
     exponent, depths = depth_exponent(options.repeats, options.device)
     print(f"MLPs of depth {DEPTHS[0]} to {DEPTHS[-1]}: seconds ~ depth^{exponent:.2f}")
     write(options.out, rows, depth_exponent=exponent, depths=depths)

@@ -70,7 +70,7 @@ def median_seconds(action: Callable[[], object], repeats: int) -> float:
     return statistics.median(seconds)
 
 
-def printed(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
     return " ".join(
         f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in row.items()

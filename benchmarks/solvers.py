@@ -26,7 +26,7 @@ from pathcond.networks import cifar_nv, mlp, resnet18_c
 from pathcond.reference import Connectivity, box_sweeps
 from pathcond.solvers import CoordinateDescent, Exact, Solution
 
-from .measuring import median_seconds, printed, write
+from .measuring import format_row, median_seconds, write
 
 PAPER = {"mlp": mlp, "cifar_nv": cifar_nv, "resnet18_c": resnet18_c}
 LARGE = ("resnet50", "resnet152", "vgg16", "densenet121", "mobilenet_v3_large")
@@ -117,7 +117,7 @@ def main() -> None:
             else large(name, arguments.repeats)
         )
         for row in new:
-            print(printed(row), flush=True)
+            print(format_row(row), flush=True)
         rows += new
     write(arguments.out, rows)
 

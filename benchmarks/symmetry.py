@@ -22,7 +22,7 @@ from pathcond.symmetry.captures import Captured
 from pathcond.symmetry.sizes import Example
 from pathcond.symmetry.symmetry import symmetry_of
 
-from .measuring import PeakMemory, activation_bytes, median_seconds, printed, write
+from .measuring import PeakMemory, activation_bytes, format_row, median_seconds, write
 
 MODELS = ("resnet50", "densenet201", "swin_t", "vgg16")
 
@@ -34,12 +34,12 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     model = torchvision.models.get_model(name, weights=None).eval()
     inputs = torch.randn(2, 3, 224, 224)
 
-    def captured() -> list[Graph]:
+    def capture_both() -> list[Graph]:
         return [capture(model, inputs, training=training) for training in (False, True)]
 
-    graphs = captured()  # warm
+    graphs = capture_both()  # warm
     walked = [Captured(example=Example(inputs), graphs=tuple(graphs))]
-    seconds_capture = median_seconds(captured, repeats)
+    seconds_capture = median_seconds(capture_both, repeats)
     row: dict[str, Any] = {"model": name, "seconds_capture": seconds_capture}
     for normalization in ("absorb", "full"):
         seconds = median_seconds(
@@ -81,7 +81,7 @@ def main() -> None:
     rows = []
     for name in options.models:
         rows.append(measure(name, options.repeats))
-        print(printed(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
     write(options.out, rows)
 
 

@@ -27,7 +27,7 @@ import pathcond
 from pathcond.networks import cifar_nv
 
 from .conditioning import Images, step
-from .measuring import printed, write
+from .measuring import format_row, write
 
 STEPS_PER_EPOCH = 390
 
@@ -102,7 +102,7 @@ def main() -> None:
             for stage in stages[0]
         },
     }
-    print(printed(row), flush=True)
+    print(format_row(row), flush=True)
     write(options.out, [row])
 
 
