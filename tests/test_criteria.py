@@ -91,7 +91,7 @@ def test_balanced_norms_twice_do_nothing(name: str, normalization: str) -> None:
     twice_does_nothing(BalancedNorms(), name, normalization)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("normalization", ["absorb", "full"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_balanced_layers_twice_do_nothing(name: str, normalization: str) -> None:
     twice_does_nothing(BalancedLayers(), name, normalization)
