@@ -16,7 +16,7 @@ from pathcond.cli.commands import app
 from pathcond.rows import Row, Rows
 from pathcond.rules import RULES
 from pathcond.rules.document import page
-from pathcond_paper import document
+from pathcond_paper import FIGURES, document
 from pathcond_paper.figures import tuned
 
 from .zoo import entries
@@ -190,6 +190,18 @@ def _fields(kind: object) -> set[str]:
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return set()
     return {field.name for field in dataclasses.fields(kind)}
+
+
+def test_the_tests_and_commands_for_the_papers_items_exist() -> None:
+    text = (ROOT / "docs" / "paper-items.md").read_text()
+    named = re.findall(r"`(tests/\S+\.py)::(?:(\w+)::)?(test_\w+)`", text)
+    assert len(named) >= 30
+    for path, group, test in named:
+        source = (ROOT / path).read_text()
+        assert re.search(rf"^ *def {test}\(", source, re.M), (path, test)
+        assert not group or re.search(rf"^class {group}\b", source, re.M), (path, group)
+    figures = set(re.findall(r"`pathcond reproduce (\S+?)[ `]", text))
+    assert figures == FIGURES.keys() - {"tuned"}  # which is no figure of the paper
 
 
 def test_the_api_pages_have_every_public_name() -> None:
