@@ -32,19 +32,22 @@ from torch import Tensor, nn
 from ..symmetry.symmetry import Symmetry
 from .problem import Problem
 
+# What is measured on the batch for a criterion.
+Measurement = Literal["diagonal", "reads"] | None
+
 
 class Criterion(ABC):
     """What is minimised over the rescalings of a model; for one of your own, say what ``energies``
     are.
 
     Attributes:
-        measures: What ``energies`` is given: the "diagonal" of G, what weights "reads"
-            (``measure_reads``), or nothing.
+        measures: What ``energies`` is given: the "diagonal" of G (``diag_g``), the "reads" of the
+            weights (``measure_reads``), or nothing.
         shares_energy: Whether the energies fall as weights grow, and F has a linear term; then
             ``pace="keep"`` makes sense.
     """
 
-    measures: ClassVar[Literal["diagonal", "reads"] | None] = "diagonal"
+    measures: ClassVar[Measurement] = "diagonal"
     shares_energy: ClassVar[bool] = True
 
     @abstractmethod

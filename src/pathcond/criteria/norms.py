@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..rules.labels import FIXED
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
-from .criterion import Criterion, require_model
+from .criterion import Criterion, Measurement, require_model
 from .problem import Problem
 
 # The solvers minimise W log(c + Σ) + slope·u. With c this many times what one-sided units are held
@@ -83,7 +83,7 @@ class BalancedNorms(Criterion):
     """
 
     p: float = 2
-    measures: ClassVar[Literal["diagonal", "reads"] | None] = None
+    measures: ClassVar[Measurement] = None
     shares_energy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -8,8 +8,8 @@
 
 At the minimum, what feeds a unit counts as much as what reads it. A layer with many outputs is made
 smaller than by ``BalancedNorms``, and a layer that amplifies, too: its outputs then are nearer in
-size to its inputs. With a share of 1 all weights would read activations of one size, up to the
-rest.
+size to its inputs. With a share of 1 all weight tensors read activations of one size, where each
+unit is read by one tensor.
 
 Where the sizes come from. Let a_b be the size of what a tensor b reads, a mean over all its
 entries, and a the mean size of what is read from the model's inputs and whatever else has no scale.
@@ -28,12 +28,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..criteria.criterion import Criterion
+from ..criteria.criterion import Criterion, Measurement
 from ..criteria.norms import BalancedNorms, norm_problem
 from ..criteria.problem import Problem
 from ..distributed.sharding import gather, shard_like
@@ -64,7 +64,7 @@ class BalancedLayers(Criterion):
 
     share: float = 0.25
     front: float = 1 / 3
-    measures: ClassVar[Literal["diagonal", "reads"] | None] = "reads"
+    measures: ClassVar[Measurement] = "reads"
     shares_energy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
