@@ -209,3 +209,11 @@ def test_dead_units_and_a_batch_of_zeros_leave_the_norms_to_decide() -> None:
     report = condition_(model, x, criterion=BalancedLayers())
     assert bool(report.log_scales.isfinite().all())
     assert float(condition_(model, x, criterion=BalancedLayers()).log_scales.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_twice_does_nothing_in_every_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = mlp((9, 4), inputs=6, outputs=3).to(dtype), torch.randn(8, 6).to(dtype)
+    condition_(model, x, criterion=BalancedLayers())
+    assert float(condition_(model, x, criterion=BalancedLayers()).log_scales.abs().max()) < 1e-6

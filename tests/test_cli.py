@@ -357,6 +357,7 @@ def smooth():
         for name, criterion in (
             ("curvature", "Curvature"),
             ("norms", "BalancedNorms"),
+            ("layers", "BalancedLayers"),
             ("paths", "PathKernel"),
         ):
             code, text, err = self.run(
