@@ -20,6 +20,7 @@ import pathcond
 from pathcond import (
     CoordinateDescent,
     ENorm,
+    PathKernel,
     RescalingError,
     condition_,
     diag_g,
@@ -221,7 +222,7 @@ def test_a_norm_behind_the_classifier_slows_sgd_down_and_a_larger_learning_rate_
             1e-3,
         )
         if conditioned:
-            pace = condition_(model, x[:256]).pace
+            pace = condition_(model, x[:256], criterion=PathKernel()).pace
             assert pace < 0.3
             assert "pace of plain SGD" in caplog.text
             learning_rate /= pace if at_pace else 1

@@ -19,6 +19,7 @@ from pathcond import (
     CoordinateDescent,
     ENorm,
     Exact,
+    PathKernel,
     RescalingError,
     condition_,
     diag_g,
@@ -160,7 +161,7 @@ def test_powers_of_two_never_make_it_worse_and_are_what_is_reported(seed: int) -
     )
     g, before = diag_g(model, x), model[1].weight.detach().clone()
     symmetry = pathcond.find_symmetry(model, x)
-    report = condition_(model, x, max_log_scale=1.0)
+    report = condition_(model, x, criterion=PathKernel(), max_log_scale=1.0)
     assert report.rounded
     assert report.objective_after <= report.objective_before
     assert float(report.log_scales.abs().max()) <= 1.0
@@ -211,7 +212,8 @@ def test_nothing_to_condition_is_said() -> None:
     frozen = net(4, 4, 2).requires_grad_(False)
     state = copy.deepcopy(frozen.state_dict())
     assert "nothing can be rescaled" in condition_(frozen, x).solution.message
-    assert "no trainable parameter" in condition_(frozen, x, frozen="move").solution.message
+    moved = condition_(frozen, x, frozen="move", criterion=PathKernel())
+    assert "no trainable parameter" in moved.solution.message
     assert unchanged(frozen, state)
     for solver in (Exact(), ENorm(), CoordinateDescent()):
         assert condition_(nn.Linear(4, 2).double(), x, solver=solver).num_units == 0

@@ -463,7 +463,7 @@ class TestRefusals:
             condition_(model, inputs, **options)
         assert unchanged(model, before)
 
-    @pytest.mark.parametrize("criterion", ["curvature", Curvature, None, Exact()])
+    @pytest.mark.parametrize("criterion", ["curvature", Curvature, Exact()])
     def test_what_is_no_criterion(self, criterion: Any) -> None:
         model, x = make("mlp")
         self.refused(

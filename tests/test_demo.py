@@ -16,18 +16,19 @@ from .pages import wide
 
 
 def test_conditioning_saves_epochs() -> None:
-    """At lr 1e-2: 11 epochs to 99 % for the baseline and ENorm, 3 as in the paper, 2 by default."""
+    """At lr 1e-2: 11 epochs to 99 % for the baseline and ENorm, 3 as in the paper, 2 at the
+    optimum."""
     x, y = digits()
     trained = runs(x[:256])
     for _ in train(trained, x, y, learning_rate=1e-2, epochs=4):
         pass
-    baseline, enorm, paper, default = trained
-    assert default.epochs_to_target is not None
+    baseline, enorm, paper, exact = trained
+    assert exact.epochs_to_target is not None
     assert baseline.epochs_to_target is None
     assert enorm.epochs_to_target is None
-    assert default.loss[-1] < paper.loss[-1] < 0.5 * min(baseline.loss[-1], enorm.loss[-1])
-    assert default.report is not None
-    assert default.report.output_change_train < 1e-2
+    assert exact.loss[-1] < paper.loss[-1] < 0.5 * min(baseline.loss[-1], enorm.loss[-1])
+    assert exact.report is not None
+    assert exact.report.output_change_train < 1e-2
 
 
 def test_the_same_weights_and_batches_for_all() -> None:
@@ -51,4 +52,4 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "Test loss at each method's own best learning rate: 7 rates from 0.1 to 6.4, 4 seeds"
         in result.output
     )
-    assert "What PathCond did to this network" in page
+    assert "What “PathCond, exact” did to this network" in page

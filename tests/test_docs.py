@@ -95,11 +95,13 @@ def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> 
     exec(criterion, {"__name__": "conditioning"})
     exec(code, {})
     printed, stated = (
-        dict(re.findall(r"(.+): × (\S+)", lines)) for lines in (capsys.readouterr().out, shown)
+        re.findall(r"(.+): × (\S+), by paths × (\S+)", lines)
+        for lines in (capsys.readouterr().out, shown)
     )
-    assert {name: float(pace) for name, pace in printed.items()} == pytest.approx(
-        {k: float(v) for k, v in stated.items()}, rel=0.1
-    )
+    assert len(stated) == 5
+    for (name, *paces), (stated_name, *stated_paces) in zip(printed, stated, strict=True):
+        assert name == stated_name
+        assert [*map(float, paces)] == pytest.approx([*map(float, stated_paces)], rel=0.1)
 
 
 def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
@@ -120,22 +122,22 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
             for title, cells in lines
         }
         for setting, cells in told.items():
-            default = "kernel-absorb" if tuned.SETTINGS[setting].normed else "kernel-full"
+            kernel = "kernel-absorb" if tuned.SETTINGS[setting].normed else "kernel-full"
+            names = {"": tuned.find_default(rows, setting), "kernel": kernel}
             for method, cell in zip(methods, cells, strict=True):
-                found = tuned.tuned(rows, setting, method or default)
+                found = tuned.tuned(rows, setting, names.get(method, method))
                 expected = "not run" if found is None else f"{found.loss:.3f}"
                 assert cell.strip(" *") == expected, (page, setting, method)
         return len(told)
 
-    columns = ("as-is", "paper", "", "norms", "curvature", "outputs-activations", "searched")
-    assert stated("docs/choosing.md", columns) == 10
-    assert stated("README.md", ("as-is", "", "curvature")) == 4
-    settings = ("ae-sgd", "ae-adam", "deep-ae-sgd", "mlp-sgd")
-    shares = [tuned.share(rows, name, "outputs-activations") for name in settings]
-    mean = sum(share for share in shares if share is not None) / len(shares)
-    assert f"it has {mean:.0%} of the searched gain".replace("%", " %") in (
-        ROOT / "docs/choosing.md"
-    ).read_text().replace("\n  ", " ")
+    columns = ("as-is", "", "paper", "kernel", "norms", "curvature", "layers", "searched")
+    assert stated("docs/choosing.md", columns) == 12
+    assert stated("README.md", ("as-is", "", "searched")) == 4
+    settings = ("ae-sgd", "ae-adam", "deep-ae-sgd", "deep-ae-adam", "mlp-sgd", "mlp-bn-sgd")
+    shares = [tuned.share(rows, name, tuned.find_default(rows, name)) or 0.0 for name in settings]
+    page = (ROOT / "docs/choosing.md").read_text()
+    assert f"the default has {sum(shares) / 6:.0%} of the searched gain".replace("%", " %") in page
+    assert f"{sum(shares[:5]) / 5:.0%} without the MLP".replace("%", " %") in page
 
 
 def _without_figures(text: str) -> str:

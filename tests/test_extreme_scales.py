@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond import CoordinateDescent, condition_, diag_g
+from pathcond import CoordinateDescent, Criterion, PathKernel, condition_, diag_g
 from pathcond.networks import mlp
 from pathcond.solvers.balance import WIDTH, balance_bounds
 
@@ -66,14 +67,20 @@ def trained(
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-@pytest.mark.parametrize("normalization", ["absorb", "full"])
+@pytest.mark.parametrize(
+    ("criterion", "normalization"),
+    [(None, "absorb"), (PathKernel(), "absorb"), (PathKernel(), "full")],
+)
 @pytest.mark.parametrize("size", [0.02, 1e-4, 1e-10])
 def test_training_goes_on_where_tokens_or_embeddings_are_next_to_zero(
-    size: float, normalization: str, optimizer: type[torch.optim.Optimizer]
+    size: float,
+    criterion: Criterion | None,
+    normalization: str,
+    optimizer: type[torch.optim.Optimizer],
 ) -> None:
     model, x = Tokens(size), torch.randn(8, 4, 6)
     as_is = trained(copy.deepcopy(model), x, optimizer)
-    condition_(model, x, normalization=normalization)
+    condition_(model, x, criterion=criterion, normalization=normalization)
     assert trained(model, x, optimizer) <= 1.05 * as_is
 
 
@@ -82,12 +89,13 @@ def test_scales_stay_near_balance(normalization: str) -> None:
     model, x = Tokens(1e-4).double(), torch.randn(8, 4, 6).double()
     symmetry = pathcond.find_symmetry(model, x, normalization=normalization)
     free = copy.deepcopy(model)
-    unbounded = condition_(free, x, normalization=normalization, max_log_scale=math.inf).log_scales
+    by_paths = partial(condition_, criterion=PathKernel(), normalization=normalization)
+    unbounded = by_paths(free, x, max_log_scale=math.inf).log_scales
     lower, upper = balance_bounds(symmetry, model)
     assert bool(((unbounded < lower - 0.5) | (unbounded > upper + 0.5)).any())
-    found = condition_(model, x, normalization=normalization).log_scales
+    found = by_paths(model, x).log_scales
     assert bool(((found >= lower - 1e-9) & (found <= upper + 1e-9)).all())
-    assert float(condition_(model, x, normalization=normalization).log_scales.abs().max()) < 1e-6
+    assert float(by_paths(model, x).log_scales.abs().max()) < 1e-6
 
 
 def test_all_rescalings_of_a_model_have_one_point_of_balance() -> None:
@@ -118,7 +126,7 @@ def test_the_method_of_the_paper_and_infinity_have_no_bound() -> None:
     optimum = pathcond.solve(symmetry, diag_g(model, x)).log_scales
     assert float(optimum.abs().max()) > 2 * WIDTH
     for options in ({"normalization": "paper"}, {"max_log_scale": math.inf}):
-        found = condition_(copy.deepcopy(model), x, **options).log_scales
+        found = condition_(copy.deepcopy(model), x, criterion=PathKernel(), **options).log_scales
         torch.testing.assert_close(found, optimum, rtol=0, atol=1e-6)
     bounded = condition_(model, x, solver=CoordinateDescent(), max_log_scale=0.5).log_scales
     assert float(bounded.abs().max()) == pytest.approx(0.5)
@@ -136,7 +144,9 @@ def test_weights_far_from_balance_may_go_as_far_as_that() -> None:
 def test_a_spread_that_grows_is_said(caplog: pytest.LogCaptureFixture) -> None:
     model, x = Tokens(1e-4), torch.randn(8, 4, 6)
     with caplog.at_level(logging.WARNING, logger="pathcond"):
-        report = condition_(model, x, normalization="full", max_log_scale=math.inf)
+        report = condition_(
+            model, x, criterion=PathKernel(), normalization="full", max_log_scale=math.inf
+        )
     before, after = report.spread()
     assert after > before + 2
     assert "spread of diag(G) grows" in caplog.text
@@ -179,14 +189,13 @@ def test_twice_does_nothing_where_the_box_had_to_be_tightened(
     first case it would.
     """
     model, x = norms(scale, eps, tracked=False)
-    wide = condition_(copy.deepcopy(model), x, train_tolerance=1.0).log_scales
-    report = condition_(model, x, train_tolerance=train_tolerance)
+    by_paths = partial(condition_, criterion=PathKernel(), train_tolerance=train_tolerance)
+    wide = by_paths(copy.deepcopy(model), x, train_tolerance=1.0).log_scales
+    report = by_paths(model, x)
     assert report.output_change_train <= train_tolerance
     assert float((report.log_scales - wide).abs().max()) > 0.1
     assert float(report.log_scales.abs().max()) > 0.1
-    assert (
-        float(condition_(model, x, train_tolerance=train_tolerance).log_scales.abs().max()) < 1e-6
-    )
+    assert float(by_paths(model, x).log_scales.abs().max()) < 1e-6
 
 
 def test_the_box_of_epsilon_does_not_move_with_the_model() -> None:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond import (
+    BalancedLayers,
     BalancedNorms,
     CoordinateDescent,
+    Criterion,
     Curvature,
     ENorm,
     Exact,
@@ -276,8 +278,11 @@ def test_the_pace_is_what_a_step_gains_where_the_loss_pulls_at_paths_in_any_dire
     assert report.rate_factors[kind] == pytest.approx(1 / report.paces[kind])
 
 
+@pytest.mark.parametrize(("criterion", "factor"), [(PathKernel(), 2), (BalancedLayers(), 2.2)])
 @pytest.mark.parametrize("kind", sorted(MADE))
-def test_a_real_loss_gains_about_that_and_the_rate_factor_makes_up_for_it(kind: str) -> None:
+def test_a_real_loss_gains_about_that_and_the_rate_factor_makes_up_for_it(
+    kind: str, criterion: Criterion, factor: float
+) -> None:
     """On data nothing pulls in all directions alike, so the pace is an estimate: within a factor of
     2 here.
     """
@@ -305,10 +310,10 @@ def test_a_real_loss_gains_about_that_and_the_rate_factor_makes_up_for_it(kind: 
             return float(loss.detach() - after)
 
         before = gained()
-        report = condition_(model, x)
+        report = condition_(model, x, criterion=criterion)
         ratios.append(gained() / before * report.rate_factors[kind])
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    assert 0.5 < mean < 2
+    assert 1 / factor < mean < factor
 
 
 def test_the_report_says_it() -> None:
@@ -319,7 +324,7 @@ def test_the_report_says_it() -> None:
     data = report.to_dict()
     assert data["paces"] == report.paces
     assert data["rate_factors"]["Adam"] == pytest.approx(1 / report.paces["Adam"])
-    assert data["criterion"] == repr(PathKernel())
+    assert data["criterion"] == repr(BalancedLayers())
     for part in ("SGD and momentum", "Adam and sign", "keep it: rate ×"):
         assert part in str(report)
 

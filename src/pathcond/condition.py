@@ -12,23 +12,22 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .capture.usable import refuse_unusable_weights
 from .criteria.criterion import PATH_KERNEL, Criterion
-from .criteria.problem import Problem, ranks_of, select_counted
+from .criteria.problem import Problem, any_positive, select_counted
 from .distributed.ranks import Ranks, is_ambiguous
-from .distributed.sharding import local
 from .errors import TrainChangeError
 from .lifting.lifting import capture_sample, diag_g
 from .lifting.reads import measure_reads
 from .lifting.sample import Prepared
+from .measured.layers import BalancedLayers
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescaling.optimizer_state import Optimizers
 from .rescaling.rescale import Rescaling, is_low_precision, list_copies, rescale_
-from .solvers import DEFAULT, Pace, Solution, Solver
+from .solvers import DEFAULT, CoordinateDescent, Pace, Solution, Solver
 from .solvers.boxes import Boxes
 from .solvers.pace import keep_pace, unconstrained_at_zero
 from .solvers.rounding import to_powers_of_two
@@ -132,7 +131,7 @@ def condition_(
     model: nn.Module,
     example_inputs: Any,
     *,
-    criterion: Criterion = PATH_KERNEL,
+    criterion: Criterion | None = None,
     pace: Pace = None,
     solver: Solver = DEFAULT,
     other_inputs: Any = None,
@@ -160,8 +159,9 @@ def condition_(
             through; of several processes that train one model together all must call.
         example_inputs: One batch: a Tensor, a tuple of positional inputs or a dict of keyword
             inputs; or what ``prepare`` made.
-        criterion: What is balanced: ``PathKernel()`` (the paper's), ``Curvature()``,
-            ``BalancedNorms()``, ``BalancedLayers()`` or one of your own.
+        criterion: What is balanced: ``BalancedLayers()``, ``BalancedNorms()``, ``Curvature()``,
+            ``PathKernel()`` (the paper's) or one of your own. Default: ``BalancedLayers()``; with
+            ``CoordinateDescent()`` or ``pace="keep"``, ``PathKernel()``.
         pace: "keep" takes the best of the rescalings that leave the sum of the criterion's energies
             as it was, so that the learning rate can stay; None takes the best of all.
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``, which
@@ -174,8 +174,8 @@ def condition_(
             paper's computation.
         max_log_scale: Bound on |log λ| of this call; ``math.inf`` for none. Default: weights stay
             within a factor of 12 of balance (``balance_bounds``), which holds however often it is
-            called; under "paper" and for ``ENorm`` there is no bound; with ``approximate`` it is
-            2.5, as in the paper.
+            called; there is no bound under "paper" and for what is a balance itself (``ENorm``,
+            ``BalancedNorms``, ``BalancedLayers``); with ``approximate`` it is 2.5, as in the paper.
         round_to_power_of_two: Make the rescaling bitwise exact. Default: only for models that have
             float16 or bfloat16 weights, or compute in these types.
         approximate: Treat smooth activations (GELU, SiLU) as ReLU and free the fronts of norms
@@ -219,6 +219,7 @@ def condition_(
     True
     """
     check_combination(solver, criterion, pace)
+    criterion = _choose_criterion(criterion, solver, pace)
     copies = list_copies(copies)
     ranks = Ranks.of(model, group)
     stages = _Stages(progress)
@@ -248,7 +249,7 @@ def condition_(
             measured = measure_reads(model, prepared.sample, approximate=approximate)
         posed = _pose(symmetry, measured, solver, criterion, model) if ranks.computes else None
 
-    boxes = Boxes(symmetry, model, ranks, solver, max_log_scale)
+    boxes = Boxes(symmetry, model, ranks, solver, criterion, max_log_scale)
 
     def solve(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
         bounds = boxes.at(share)
@@ -276,8 +277,18 @@ def condition_(
         shares = ranks.agree_on(lambda: _shares(posed, solver, pace, boxes))
     solution, diagonal, rescaling = _first_harmless(shares, solve, write, ranks, stages)
     report = _report(symmetry, diagonal, solver, criterion, solution, rescaling, stages.seconds)
-    _warn_of_what_may_hurt(report)
+    _warn_of_what_may_hurt(report, criterion)
     return report
+
+
+def _choose_criterion(criterion: Criterion | None, solver: Solver, pace: Pace) -> Criterion:
+    """What is minimised: the criterion given, else the default for this solver and pace."""
+    if criterion is not None:
+        return criterion
+    # The paper's solver is for the paper's criterion, and only energies have a sum to keep.
+    if pace or isinstance(solver, CoordinateDescent):
+        return PATH_KERNEL
+    return BalancedLayers()
 
 
 def _warn_where_each_has_its_own(model: nn.Module, group: Any) -> None:
@@ -317,9 +328,9 @@ def _first_harmless(
     raise AssertionError("the last share either holds or raises")
 
 
-def _warn_of_what_may_hurt(report: Report) -> None:
+def _warn_of_what_may_hurt(report: Report, criterion: Criterion) -> None:
     before, after = report.spread()
-    if after > before + SPREAD_WARNING:
+    if criterion.shares_energy and after > before + SPREAD_WARNING:
         logger.warning(
             "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
             "hold its sum can be rescaled, and the others were moved towards them. If training is "
@@ -349,10 +360,10 @@ def _pose(
     if not solver.needs_energy:
         return solver.problem(symmetry, {}, model, None)
     diagonal = criterion.measures == "diagonal"
-    if diagonal and not _positive(select_counted(symmetry, measured)):
+    if diagonal and not any_positive(select_counted(symmetry, measured)):
         return "no trainable parameter lies on a path (diag G is zero): nothing to condition"
     energies = criterion.energies(symmetry, measured, model)
-    if not _positive(select_counted(symmetry, energies)):
+    if not any_positive(select_counted(symmetry, energies)):
         return f"no parameter has an energy by {criterion!r}: nothing to condition"
     return solver.problem(symmetry, energies, model, None, criterion)
 
@@ -377,13 +388,6 @@ def _solution(
     else:
         solution = solver.solve(problem)
     return to_powers_of_two(solution, solver, problem, bounds) if rounded else solution
-
-
-def _positive(g: Mapping[str, Tensor]) -> bool:
-    """Whether some of the energies, of which this process may hold a part, is not zero."""
-    ranks = ranks_of(g)
-    found = torch.tensor([float(bool(local(values).any())) for values in g.values()])
-    return bool(ranks.maximum(found).any())
 
 
 def _shares(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .capture.models import require_supported
 from .capture.outputs import example_outputs
 from .condition import ConditionOptions, condition_, prepare
-from .criteria.criterion import PATH_KERNEL, Criterion
+from .criteria.criterion import Criterion
 from .distributed.ranks import Ranks, refuse_unclear
 from .errors import EnergyRangeError, MismatchError, RescalingError
 from .interrupts import interruptible, uninterrupted
@@ -49,7 +49,7 @@ def teleport(
     example_inputs: Any,
     *,
     every: int | Literal["epoch"] = 100,
-    criterion: Criterion = PATH_KERNEL,
+    criterion: Criterion | None = None,
     pace: Pace = None,
     solver: Solver = BETWEEN_STEPS,
     normalization: Normalization = "absorb",

@@ -314,7 +314,10 @@ def test_magnitudes_are_those_of_condition() -> None:
             )
     # The figure has no bound; by default weights stay near balance.
     report = pathcond.condition_(
-        model, torch.ones(1, 32, dtype=torch.float64), max_log_scale=math.inf
+        model,
+        torch.ones(1, 32, dtype=torch.float64),
+        criterion=pathcond.PathKernel(),
+        max_log_scale=math.inf,
     )
     place = result["gains"].index(1.0)
     assert result["largest"]["exact"][place] == pytest.approx(

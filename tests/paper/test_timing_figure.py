@@ -51,7 +51,7 @@ def networks(whole: dict[str, float], solve: float = 0.98) -> list[Row]:
     rows = []
     for name, job in jobs.items():
         rows.append(row(job, "epoch", {"epoch": 1.0}))
-        for part in ("whole", "default", "paper", "box"):
+        for part in ("whole", "exact", "paper", "box"):
             rows.append(
                 row(
                     job,
@@ -66,7 +66,7 @@ def depths(seconds: list[float]) -> list[Row]:
     return [
         row(MLP | {"depth": depth}, part, STEPS | {"solve": value}, parameters=10**6 * depth)
         for depth, value in enumerate(seconds, start=1)
-        for part in ("paper", "default")
+        for part in ("paper", "exact")
     ]
 
 
@@ -107,7 +107,7 @@ def test_parts_and_networks_of_the_paper() -> None:
     assert {title for title, job in zip(titles, jobs, strict=True) if job["part"] == "box"} == set(
         timing.IN_PAPER
     )
-    assert sum(job["part"] == "default" for job in timing.jobs("paper", seeds=2)) == 10 * 2
+    assert sum(job["part"] == "exact" for job in timing.jobs("paper", seeds=2)) == 10 * 2
 
 
 def test_all_that_is_shown_of_measured_rows(measured: list[Row]) -> None:
@@ -129,10 +129,10 @@ def test_whatever_rows_there_are(measured: list[Row], keep: int) -> None:
 
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(STEPS, POSITIVE)), min_size=1, max_size=5))
 def test_shares_sum_to_the_whole(seconds: list[dict[str, float]]) -> None:
-    rows = [row(MLP, "default", found, repetition) for repetition, found in enumerate(seconds)]
+    rows = [row(MLP, "exact", found, repetition) for repetition, found in enumerate(seconds)]
     shares, total = (
-        timing.shares_of(rows, "default", "MLP 3×500"),
-        sum(timing.seconds_of(rows, "default")["MLP 3×500"]),
+        timing.shares_of(rows, "exact", "MLP 3×500"),
+        sum(timing.seconds_of(rows, "exact")["MLP 3×500"]),
     )
     assert sum(shares.values()) == pytest.approx(1)
     for step, share in shares.items():

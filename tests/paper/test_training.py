@@ -160,7 +160,9 @@ def plain_loop(run: Run, recipe: Recipe, data: Data) -> Curves:
     optimizer = torch.optim.SGD(model.parameters(), lr=run.learning_rate)
     handle = None
     if method.teleports:
-        handle = pathcond.teleport(optimizer, model, example, every=recipe.teleport_every)
+        handle = pathcond.teleport(
+            optimizer, model, example, every=recipe.teleport_every, **(method.condition or {})
+        )
     elif method.balance:
         every = 1 if method.balance == "step" else "epoch"
         handle = pathcond.teleport(
@@ -263,7 +265,7 @@ def test_every_method_is_what_a_plain_loop_does(recipe: Recipe, rate: float, dig
 
 
 def test_twice_the_same(digits: Data) -> None:
-    runs = [Run(method=method, learning_rate=0.01, seed=3) for method in ("enorm", "default")]
+    runs = [Run(method=method, learning_rate=0.01, seed=3) for method in ("enorm", "exact")]
     recipe = Recipe(build=SMALL, epochs=2, batch=32, fitted=True)
     assert train(runs, recipe, digits) == train(runs, recipe, digits)
 
@@ -358,7 +360,7 @@ def test_all_runs_of_a_figure(figure: Figure, rows: dict[Figure, list[Row]]) -> 
             drawing.draw_without_rendering()  # warns, so fails, if a panel has no room
     assert next(iter(drawings)) == name
     assert all(
-        METHODS[method].title in figure.table(found) for method in ("baseline", "paper", "default")
+        METHODS[method].title in figure.table(found) for method in ("baseline", "paper", "exact")
     )
     assert {claim.verdict for claim in figure.claims([])} == {"not run"}
 
@@ -369,17 +371,17 @@ def test_mlps_learn_sooner_where_the_paper_says(rows: dict[Figure, list[Row]]) -
         here = where(found, learning_rate=1e-3, depth=depth)
         of = {method: mean_of(where(here, method=method), "fitted_accuracy") for method in METHODS}
         assert all(
-            of[method] > of["baseline"] + 0.05 for method in ("paper", "paper-exact", "default")
+            of[method] > of["baseline"] + 0.05 for method in ("paper", "paper-exact", "exact")
         )
         assert of["enorm"] == pytest.approx(of["baseline"], abs=0.05)
-        assert of["teleport"] == pytest.approx(of["default"], abs=0.1)
-    gains = mlp_depth.gains_by(found, "learning_rate", "default")
+        assert of["teleport"] == pytest.approx(of["exact"], abs=0.1)
+    gains = mlp_depth.gains_by(found, "learning_rate", "exact")
     assert gains[1e-1] < gains[1e-3] / 2
 
 
 def test_autoencoders_gain_with_compression(rows: dict[Figure, list[Row]]) -> None:
     found = rows[autoencoders]  # type: ignore[index]
-    less = autoencoders.shares(where(found, learning_rate=1e-2), "default")
+    less = autoencoders.shares(where(found, learning_rate=1e-2), "exact")
     assert less[1] == pytest.approx(0, abs=0.01)
     assert less[4] > 0.02
     one, four = (
@@ -393,12 +395,12 @@ def test_convolutional_networks_start_as_the_same_function(rows: dict[Figure, li
     found = rows[convolutional]  # type: ignore[index]
     slow = {
         method: where(found, learning_rate=1e-4, method=method)[0].result
-        for method in ("baseline", "paper", "default")
+        for method in ("baseline", "paper", "exact")
     }
-    assert slow["default"]["train_loss"][0] == pytest.approx(
+    assert slow["exact"]["train_loss"][0] == pytest.approx(
         slow["baseline"]["train_loss"][0], abs=0.02
     )
-    assert slow["default"]["max_log_scale"] > 0.3
+    assert slow["exact"]["max_log_scale"] > 0.3
     fast = where(found, learning_rate=1e-2, method="baseline")[0].result
     assert fast["train_loss"][-1] < slow["baseline"]["train_loss"][0]
 
@@ -407,7 +409,7 @@ def test_smooth_activations_change_unless_a_norm_is_in_front(rows: dict[Figure, 
     found = where(rows[smooth], part="difference")  # type: ignore[index]
     for row in found:
         assert row.result["max_log_scale"] <= 2.5 + 1e-9
-        if row.job["method"] == "default":  # BatchNorm undoes the scale before the activation
+        if row.job["method"] == "exact":  # BatchNorm undoes the scale before the activation
             assert row.result["difference"] < 1e-4
         else:
             assert row.result["difference"] > 1e-3
@@ -441,7 +443,7 @@ def test_verdicts_on_depth_follow_the_rows() -> None:
     as_said = {
         ("baseline", 3): 90,
         ("paper", 3): 60,
-        ("default", 3): 65,
+        ("exact", 3): 65,
         ("enorm", 3): 89,
         ("baseline", 5): 60,
         ("paper", 5): 39,
@@ -456,7 +458,7 @@ def test_verdicts_on_depth_follow_the_rows() -> None:
         "reproduced",
         "reproduced",
     ]
-    assert verdicts(as_said | {("default", 3): 30})[0] == "better"
+    assert verdicts(as_said | {("exact", 3): 30})[0] == "better"
     assert verdicts(as_said | {("enorm", 3): 60})[3] == "not reproduced"
     # not consistently
     assert verdicts(as_said | {("paper", 5): 50, ("paper", 8): math.inf})[2] == "not reproduced"
@@ -489,7 +491,7 @@ def test_verdicts_on_depth_follow_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paper", "default", "verdict"),
+    ("paper", "exact", "verdict"),
     [
         (0.5, 0.4, "reproduced"),
         (0.496, 0.6, "reproduced"),
@@ -498,9 +500,9 @@ def test_verdicts_on_depth_follow_the_rows() -> None:
     ],
 )
 def test_the_verdict_on_generalization_follows_the_rows(
-    paper: float, default: float, verdict: str
+    paper: float, exact: float, verdict: str
 ) -> None:
-    best = {"baseline": 0.5, "paper": paper, "default": default}
+    best = {"baseline": 0.5, "paper": paper, "exact": exact}
     rows = accuracy_rows({(method, depth): 50 for method in best for depth in (3, 5)})
     rows = [
         replace(row, result=row.result | {"test_accuracy": [0.1, best[row.job["method"]]]})
@@ -510,9 +512,9 @@ def test_the_verdict_on_generalization_follows_the_rows(
 
 
 def test_the_table_says_how_far_accuracy_falls_again() -> None:
-    (row,) = accuracy_rows({("default", 3): 50})
+    (row,) = accuracy_rows({("exact", 3): 50})
     row.result["fitted_accuracy"][69] = 0.875
-    assert mlp_depth.table([row]).splitlines()[-1].split() == ["PathCond", "(default)", "87.5"]
+    assert mlp_depth.table([row]).splitlines()[-1].split() == ["PathCond,", "exact", "87.5"]
 
 
 def test_verdicts_on_learning_rates_follow_the_rows() -> None:
@@ -548,7 +550,7 @@ def test_verdicts_on_convolutional_networks_follow_the_rows() -> None:
     curves = {
         "baseline": (rising(90), 0.75),
         "paper": (rising(60), 0.78),
-        "default": (rising(61), 0.78),
+        "exact": (rising(61), 0.78),
     }
     of = lambda found: [claim.verdict for claim in convolutional.claims(convolutional_rows(found))]  # noqa: E731
     assert of(curves) == ["reproduced", "reproduced", "not run"]

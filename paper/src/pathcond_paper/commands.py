@@ -111,7 +111,7 @@ def reproduce(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Compute only runs with this setting, e.g. method=default or depth=3,5; repeatable"
+            help="Compute only runs with this setting, e.g. method=exact or depth=3,5; repeatable"
         ),
     ] = None,
     engine: Annotated[

@@ -50,7 +50,7 @@ ABOUT = {
 }
 MEANINGS: dict[Verdict, str] = {
     "reproduced": "our runs agree with the paper's sentence",
-    "better": "our runs agree, and this library's default does more than the paper's own method",
+    "better": "our runs agree, and the exact optimum does more than the paper's own method",
     "not reproduced": "our runs do not agree with it",
     "not run": "there are no runs to tell by",
 }

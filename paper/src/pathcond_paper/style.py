@@ -2,7 +2,7 @@
 bands for the spread over seeds.
 
 >>> sorted(STYLES)[:2]
-['baseline', 'default']
+['baseline', 'exact']
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "enorm-epoch": {"color": SKY, "linestyle": ":", "marker": "D"},
     "paper": {"color": VERMILION, "linestyle": "-.", "marker": "^"},
     "paper-exact": {"color": PURPLE, "linestyle": "-.", "marker": "v"},
-    "default": {"color": BLUE, "linestyle": "-", "marker": "P"},
+    "exact": {"color": BLUE, "linestyle": "-", "marker": "P"},
     "teleport": {"color": GREEN, "linestyle": "-", "marker": "X"},
 }
 RC: dict[Any, Any] = {

@@ -110,7 +110,7 @@ def condition(
     page: Path | None,
     replace: bool,
     device: str,
-    criterion: str,
+    criterion: str | None,
     solver: str,
     progress: Callable[[str], object],
     **options: Any,
@@ -123,7 +123,7 @@ def condition(
         out, page: Files to write; ``out`` only where something can be rescaled.
         replace: Whether files that exist are replaced.
         device: Where to compute.
-        criterion, solver: Names in ``CRITERIA`` and ``SOLVERS``.
+        criterion, solver: Names in ``CRITERIA`` and ``SOLVERS``; no criterion for the default.
         progress, options: As for ``condition_``.
     """
     for path in (out, *([page] if page else [])):
@@ -136,7 +136,7 @@ def condition(
     done = condition_(
         model,
         inputs,
-        criterion=CRITERIA[criterion],
+        criterion=CRITERIA[criterion] if criterion else None,
         solver=SOLVERS[solver],
         progress=progress,
         **options,

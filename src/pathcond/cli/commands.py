@@ -141,12 +141,13 @@ def condition(
     exclude: Exclude = None,
     move_frozen: MoveFrozen = False,
     criterion: Annotated[
-        CriterionName,
+        CriterionName | None,
         typer.Option(
-            help="What is balanced: paths (the path kernel), curvature of the outputs, "
-            "norms of the weights, or layers (norms and activations)"
+            help="What is balanced: layers (norms and activations), norms of the weights, "
+            "curvature of the outputs, or paths (the path kernel); default: layers, and paths "
+            "with --solver paper or --pace keep"
         ),
-    ] = CriterionName.paths,
+    ] = None,
     pace: Annotated[
         PaceName,
         typer.Option(
@@ -178,7 +179,7 @@ def condition(
                 page=report,
                 replace=force,
                 device=device,
-                criterion=criterion.value,
+                criterion=criterion.value if criterion else None,
                 solver=solver.value,
                 pace="keep" if pace is PaceName.keep else None,
                 normalization=normalization.value,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..criteria.norms import BalancedNorms
+from ..criteria.criterion import PathKernel
 from ..networks import mlp
 from ..rates import RateComparison, compare_rates
 
-HIDDEN = (9, 2, 9)
+HIDDEN = (64, 16, 64)
 WIDTHS = "-".join(map(str, (64, *HIDDEN, 64)))
 RATES = tuple(0.1 * 2.0**k for k in range(7))
 SEEDS = 4
@@ -22,7 +22,7 @@ TRAINING_SHARE = 0.8
 METHODS: dict[str, Any] = {
     "as is": None,
     "conditioned": {},
-    "conditioned, balanced norms": {"criterion": BalancedNorms()},
+    "conditioned by the path kernel": {"criterion": PathKernel()},
 }
 
 

@@ -45,10 +45,13 @@ class Criterion(ABC):
             weights (``measure_reads``), or nothing.
         shares_energy: Whether the energies fall as weights grow, and F has a linear term; then
             ``pace="keep"`` makes sense.
+        is_balance: Whether the minimum is a balance of weights itself. Others are kept near one
+            (``balance_bounds``), as theirs may lie anywhere.
     """
 
     measures: ClassVar[Measurement] = "diagonal"
     shares_energy: ClassVar[bool] = True
+    is_balance: ClassVar[bool] = False
 
     @abstractmethod
     def energies(

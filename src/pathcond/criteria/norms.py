@@ -85,6 +85,7 @@ class BalancedNorms(Criterion):
     p: float = 2
     measures: ClassVar[Measurement] = None
     shares_energy: ClassVar[bool] = False
+    is_balance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.p < math.inf:

@@ -447,6 +447,13 @@ def ranks_of(g: Mapping[str, Tensor]) -> Ranks:
     return Ranks(group=mesh_group(sharded), sharded=True) if sharded else ALONE
 
 
+def any_positive(g: Mapping[str, Tensor]) -> bool:
+    """Whether some of the energies, of which this process may hold a part, is not zero."""
+    ranks = ranks_of(g)
+    found = torch.tensor([float(bool(local(values).any())) for values in g.values()])
+    return bool(ranks.maximum(found).any())
+
+
 def _check_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
     held = [
         local(values).double()

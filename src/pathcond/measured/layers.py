@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from ..criteria.criterion import Criterion, Measurement
 from ..criteria.norms import BalancedNorms, norm_problem
-from ..criteria.problem import Problem
+from ..criteria.problem import Problem, any_positive
 from ..distributed.sharding import gather, shard_like
 from ..lifting.reads import Reads
 from ..rules.labels import FIXED
@@ -66,6 +66,7 @@ class BalancedLayers(Criterion):
     front: float = 1 / 3
     measures: ClassVar[Measurement] = "reads"
     shares_energy: ClassVar[bool] = False
+    is_balance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -81,7 +82,7 @@ class BalancedLayers(Criterion):
             name: values * _outputs(symmetry, name, g)
             for name, values in NORMS.energies(symmetry, {}, model).items()
         }
-        if not self.share or not counted:
+        if not self.share or not any_positive(counted):
             return counted
         balance, _ = find_balance(self.problem(symmetry, counted, model))
         moved = symmetry.factors(self.share * even_activations(symmetry, g, balance))

@@ -28,7 +28,7 @@ def solve(
     g: Mapping[str, Any],
     *,
     solver: Solver = DEFAULT,
-    criterion: Criterion = PATH_KERNEL,
+    criterion: Criterion | None = None,
     pace: Pace = None,
     model: nn.Module | None = None,
     bounds: tuple[Tensor, Tensor] | None = None,
@@ -39,8 +39,8 @@ def solve(
         symmetry: From ``find_symmetry``.
         g: From ``diag_g``; for ``BalancedLayers``, from ``measure_reads``.
         solver: ``Exact()``, ``CoordinateDescent()`` or ``ENorm()``.
-        criterion: ``PathKernel()``, ``Curvature()``, ``BalancedNorms()``, ``BalancedLayers()`` or
-            one of your own.
+        criterion: ``PathKernel()``, the default, ``Curvature()``, ``BalancedNorms()``,
+            ``BalancedLayers()`` or one of your own.
         pace: "keep" leaves the sum of the energies as it is.
         model: For whatever looks at the weights: all criteria but ``PathKernel``, and ``ENorm``.
         bounds: Least and greatest log λ of every unit, as ``symmetry.log_scale_bounds(model)``
@@ -64,6 +64,7 @@ def solve(
     True
     """
     check_combination(solver, criterion, pace)
+    criterion = criterion or PATH_KERNEL
     energies = criterion.energies(symmetry, g, model) if solver.needs_energy else {}
     problem = solver.problem(symmetry, energies, model, bounds, criterion)
     return keep_pace(problem, solver)[1] if pace else solver.solve(problem)

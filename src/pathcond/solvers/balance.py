@@ -41,9 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from ..criteria.norms import norm_problem
-from ..criteria.problem import Block, Pairs, Problem
-from ..distributed.ranks import Ranks
-from ..distributed.sharding import local
+from ..criteria.problem import Block, Pairs, Problem, any_positive
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
@@ -85,7 +83,7 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     nowhere = torch.zeros(symmetry.num_units, dtype=torch.float64)
     weights = _weights(symmetry, model)
     ones = _if_ones(symmetry, weights)
-    if ones is None or not _any_weight(weights, ones.ranks):
+    if ones is None or not any_positive(weights):
         return nowhere, nowhere.bool()
     squares = {
         name: weight.double().square() / max(weight.numel(), 1) for name, weight in weights.items()
@@ -164,8 +162,3 @@ def _imbalance(problem: Problem) -> Tensor:
     into, out = point.sides
     held = problem.slope * (point.energy / problem.weight)
     return ((into + (-held).clamp(min=0.0)) / (out + held.clamp(min=0.0))).log().abs() / 4
-
-
-def _any_weight(weights: dict[str, Tensor], ranks: Ranks) -> bool:
-    found = torch.tensor([float(bool(local(weight).any())) for weight in weights.values()])
-    return bool(ranks.maximum(found).any())

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ..criteria.criterion import Criterion
 from ..distributed.ranks import Ranks
 from ..symmetry.bounds import EpsilonShares
 from ..symmetry.symmetry import Symmetry
@@ -30,16 +31,18 @@ class Boxes:
         model: nn.Module,
         ranks: Ranks,
         solver: Solver,
+        criterion: Criterion,
         max_log_scale: float | None,
     ) -> None:
         if max_log_scale is not None and not max_log_scale > 0:
             raise ValueError(
                 f"max_log_scale bounds |log λ| and must be positive, not {max_log_scale}"
             )
-        # Who asks for the paper's method gets it, and ENorm has a balance of its own.
+        # Who asks for the paper's method gets it; ENorm and some criteria are balances themselves.
         self.balanced = (
             max_log_scale is None
             and solver.needs_energy
+            and not criterion.is_balance
             and solver.max_log_scale is None
             and symmetry.normalization != "paper"
             and not symmetry.approximate

@@ -62,20 +62,27 @@ def check_solver(solver: object) -> None:
 
 
 def check_combination(solver: object, criterion: object, pace: object) -> None:
-    """Raise where solver, criterion and pace are not what they should be, or do not go together."""
+    """Raise where solver, criterion and pace are not what they should be, or do not go together.
+
+    Args:
+        solver: To be checked.
+        criterion: The same; None is what the solver takes by itself.
+        pace: The same.
+    """
     check_solver(solver)
-    check_criterion(criterion)
+    if criterion is not None:
+        check_criterion(criterion)
     assert isinstance(solver, Solver)
-    assert isinstance(criterion, Criterion)
+    assert isinstance(criterion, Criterion | None)
     if pace not in (None, "keep"):
         raise ValueError(f'pace must be None or "keep", not {pace!r}')
-    if not solver.needs_energy and (criterion != PATH_KERNEL or pace):
+    if not solver.needs_energy and (criterion is not None or pace):
         raise ValueError(
             f"{type(solver).__name__}() minimises a criterion of its own: give neither criterion "
             "nor pace, or another solver "
             "(criterion=BalancedNorms() has its energy)"
         )
-    if pace and not criterion.shares_energy:
+    if pace and criterion is not None and not criterion.shares_energy:
         raise ValueError(
             f'{criterion!r} has no energy whose sum could be kept: pace="keep" '
             "needs PathKernel() or Curvature()"

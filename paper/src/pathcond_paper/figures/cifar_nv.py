@@ -190,11 +190,11 @@ def _better(rows: Sequence[Row]) -> Claim:
         if (found := where(rows, method=method))
     ]
     measured = f"best test accuracy: {', '.join(told)}"
-    paper, default = (
+    paper, exact = (
         _gain(rows, method) >= 2 and mean(best(where(rows, method=method))) >= NEAR_80
-        for method in ("paper", "default")
+        for method in ("paper", "exact")
     )
-    verdict: Verdict = "reproduced" if paper else "better" if default else "not reproduced"
+    verdict: Verdict = "reproduced" if paper else "better" if exact else "not reproduced"
     return Claim(paper=text, measured=measured, verdict=verdict)
 
 
@@ -208,7 +208,7 @@ def _earlier(rows: Sequence[Row]) -> Claim:
         return Claim(paper=text, measured="", verdict="not run")
     level = min(smooth(baseline.result["train_accuracy"])[-1] for baseline, *_ in trios)
     told, least = [], []
-    for method in ("paper", "default"):
+    for method in ("paper", "exact"):
         leads = {
             other: _lead(pairs, level)
             for other in ("baseline", "enorm", "enorm-epoch")
@@ -223,13 +223,9 @@ def _earlier(rows: Sequence[Row]) -> Claim:
             f"{METHODS[method].title} {', '.join(epochs) if math.isfinite(least[-1]) else 'never'}"
         )
     measured = f"epochs earlier at {100 * level:.1f} % training accuracy: {'; '.join(told)}"
-    sooner, default = least
+    sooner, exact = least
     verdict: Verdict = (
-        "better"
-        if default > max(sooner, 10)
-        else "reproduced"
-        if sooner >= 10
-        else "not reproduced"
+        "better" if exact > max(sooner, 10) else "reproduced" if sooner >= 10 else "not reproduced"
     )
     return Claim(paper=text, measured=measured, verdict=verdict)
 

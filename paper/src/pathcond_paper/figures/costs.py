@@ -4,8 +4,8 @@ What is measured of a network, its *part*, after a warm-up and with the device i
 every step:
 
 epoch     plain SGD on random images of CIFAR's size that lie on the device; from a number of steps
-whole     ``condition_`` by default, with the captures of the model
-default   the same on a model that is prepared
+whole     the path kernel's optimum by ``condition_``, with the captures of the model
+exact     the same on a model that is prepared
 paper     the paper's four steps and ten sweeps, prepared; nothing is verified
 box       the same as the algorithm box has it, one neuron after the other; from one sweep
 """
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathcond.condition import condition_, prepare
+from pathcond.criteria.criterion import PathKernel
 from pathcond.lifting.lifting import diag_g
 from pathcond.lifting.sample import Prepared
 from pathcond.networks import cifar_nv, mlp, resnet18_c
@@ -74,9 +75,9 @@ class Network:
         self.labels = torch.randint(0, 10, (job["images"],), device=device)
         self.batch = _normalise(self.pixels[: job["batch"]])
         self.model = self._fresh(0)
-        self.default = prepare(self.model, self.batch)
+        self.exact = prepare(self.model, self.batch)
         self.paper = prepare(self.model, self.batch, normalization="paper")
-        self._default(self.default)
+        self._exact(self.exact)
         self._paper()
 
     def measure(self, job: Job) -> Result:
@@ -84,8 +85,8 @@ class Network:
         self.model.load_state_dict(self._fresh(job["repetition"]).state_dict())
         parts: dict[str, Callable[[], Result]] = {
             "epoch": lambda: self._epoch(job["repetition"]),
-            "whole": lambda: self._default(self.batch),
-            "default": lambda: self._default(self.default),
+            "whole": lambda: self._exact(self.batch),
+            "exact": lambda: self._exact(self.exact),
             "paper": self._paper,
             "box": self._box,
         }
@@ -118,10 +119,10 @@ class Network:
         seconds = watch.stop()["epoch"] * total / steps
         return {"seconds": {"epoch": seconds}, "epoch_steps": total, "epoch_steps_measured": steps}
 
-    def _default(self, inputs: Tensor | Prepared) -> Result:
+    def _exact(self, inputs: Tensor | Prepared) -> Result:
         watch = Stopwatch(self.device)
         watch("symmetry")
-        condition_(self.model, inputs, progress=watch)
+        condition_(self.model, inputs, criterion=PathKernel(), progress=watch)
         return {"seconds": watch.stop()}
 
     def _paper(self) -> Result:

@@ -273,21 +273,19 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def depth_claims(rows: Sequence[Row]) -> list[Claim]:
     """The claims at the paper's learning rate."""
-    paper, ours = speedups(rows, "paper"), speedups(rows, "default")
+    paper, ours = speedups(rows, "paper"), speedups(rows, "exact")
     return [_faster(rows, paper, ours), _smaller(rows), _strongest(rows, paper), _enorm(rows)]
 
 
 def _faster(rows: Sequence[Row], paper: dict[int, Speedup], ours: dict[int, Speedup]) -> Claim:
     text = "PathCond reaches 99 % up to 1.5 times faster at the same learning rate (sec:faster)"
-    seeds = seeds_of(
-        match_runs(rows, "baseline", "paper") or match_runs(rows, "baseline", "default")
-    )
+    seeds = seeds_of(match_runs(rows, "baseline", "paper") or match_runs(rows, "baseline", "exact"))
     running = "; ".join(
         f"{what} {_tell(speedups(rows, method, RUNNING))}"
-        for what, method in (("as in the paper", "paper"), ("default", "default"))
+        for what, method in (("as in the paper", "paper"), ("exact", "exact"))
     )
     measured = (
-        f"fewer epochs than the baseline, as in the paper {_tell(paper)}; default {_tell(ours)} "
+        f"fewer epochs than the baseline, as in the paper {_tell(paper)}; exact {_tell(ours)} "
         f"({seeds}). "
         f"By the accuracy of the steps themselves, in train mode: {running}"
     )
@@ -311,8 +309,8 @@ def _smaller(rows: Sequence[Row]) -> Claim:
         return Claim(paper=text, measured="", verdict="not run")
     sizes = [f"{_parameters(rows[0].job, depth) / 1e6:.2g}M" for depth in (5, 8)]
     measured = (
-        f"5 layers ({sizes[0]}) as in the paper {spread(small)} epochs, default "
-        f"{spread(epochs(rows, depth=5, method='default'))}; baseline of 8 layers ({sizes[1]}) "
+        f"5 layers ({sizes[0]}) as in the paper {spread(small)} epochs, exact "
+        f"{spread(epochs(rows, depth=5, method='exact'))}; baseline of 8 layers ({sizes[1]}) "
         f"{spread(large)}"
     )
     return Claim(
@@ -363,7 +361,7 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
         "At larger learning rates the effect becomes less pronounced, yet remains comparable "
         "(sec:faster, fig:conv_speed_all_lrs)"
     )
-    gains = {method: gains_by(rows, "learning_rate", method) for method in ("paper", "default")}
+    gains = {method: gains_by(rows, "learning_rate", method) for method in ("paper", "exact")}
     low, high = (
         [gain for rate, gain in gains["paper"].items() if (rate <= RATE) == is_low]
         for is_low in (True, False)
@@ -393,14 +391,12 @@ def _generalizes(rows: Sequence[Row]) -> Claim:
         "The same accuracy in up to 1.5 times fewer epochs without compromising generalization "
         "(sec:experiments)"
     )
-    paper, ours = (
-        gains_by(rows, "depth", method, of=_best_test) for method in ("paper", "default")
-    )
+    paper, ours = (gains_by(rows, "depth", method, of=_best_test) for method in ("paper", "exact"))
     if not paper:
         return Claim(paper=text, measured="", verdict="not run")
     measured = (
         f"points of best test accuracy above the baseline, as in the paper {_points(paper)}; "
-        f"default {_points(ours)} "
+        f"exact {_points(ours)} "
         f"({seeds_of(match_runs(rows, 'baseline', 'paper'))})"
     )
     verdict: Verdict = "reproduced" if min(paper.values()) >= -0.5 else "not reproduced"

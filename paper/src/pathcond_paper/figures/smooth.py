@@ -58,7 +58,7 @@ def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
         }
         for activation in ACTIVATIONS
         for depth in depths
-        for method in ("paper", "default")
+        for method in ("paper", "exact")
         for seed in range(seeds or repetitions)
     ]
     settings, width, depths, repetitions = mlp_depth.PRESETS[preset]
@@ -140,7 +140,7 @@ def _differences(rows: Sequence[Row]) -> Drawing:
         left.plot(x, activation()(x), label=activation.__name__, color=color)
         for method, dash in (
             ("paper", STYLES["paper"]["linestyle"]),
-            ("default", STYLES["default"]["linestyle"]),
+            ("exact", STYLES["exact"]["linestyle"]),
         ):
             found = where(rows, activation=name, method=method)
             depths = settings_of(found, "depth")
@@ -169,7 +169,7 @@ def table(rows: Sequence[Row]) -> str:
     found = where(rows, part="difference")
     lines = ["Relative change of the outputs, mean ± deviation over seeds"]
     for activation in settings_of(found, "activation"):
-        for method in ("paper", "default"):
+        for method in ("paper", "exact"):
             here = where(found, activation=activation, method=method)
             cells = [
                 f"{depth}: {spread([row.result['difference'] for row in where(here, depth=depth)])}"
@@ -201,8 +201,8 @@ def _decreases(rows: Sequence[Row]) -> Claim:
             ("GELU", gelu),
             ("SiLU", _differences_by_depth(rows, activation="silu", method="paper")),
             (
-                "by default, where BatchNorm undoes the scale in front of it, GELU",
-                _differences_by_depth(rows, activation="gelu", method="default"),
+                "exact, where BatchNorm undoes the scale in front of it, GELU",
+                _differences_by_depth(rows, activation="gelu", method="exact"),
             ),
         )
         if found

@@ -29,7 +29,7 @@ DATASETS: dict[Preset, tuple[str, ...]] = {"smoke": (), "cpu": (), "paper": ()}
 PARTS = {
     "epoch": "epoch of SGD",
     "whole": "with captures",
-    "default": "default",
+    "exact": "exact",
     "paper": "ten sweeps",
     "box": "neuron by neuron",
 }
@@ -67,7 +67,7 @@ PRESETS: dict[Preset, Plan] = {
         batch=32,
         steps=4,
         convolutional=None,
-        repetitions={"epoch": 2, "default": 2, "paper": 2, "whole": 1, "box": 1},
+        repetitions={"epoch": 2, "exact": 2, "paper": 2, "whole": 1, "box": 1},
     ),
     "cpu": Plan(
         depths=range(1, 9),
@@ -76,7 +76,7 @@ PRESETS: dict[Preset, Plan] = {
         batch=128,
         steps=5,
         convolutional=(4, 1),
-        repetitions={"epoch": 3, "default": 3, "paper": 3, "whole": 1, "box": 1},
+        repetitions={"epoch": 3, "exact": 3, "paper": 3, "whole": 1, "box": 1},
     ),
     "paper": Plan(
         depths=range(1, 9),
@@ -85,7 +85,7 @@ PRESETS: dict[Preset, Plan] = {
         batch=128,
         steps=60,
         convolutional=(128, 60),
-        repetitions={"epoch": 10, "default": 10, "paper": 10, "whole": 3, "box": 1},
+        repetitions={"epoch": 10, "exact": 10, "paper": 10, "whole": 3, "box": 1},
     ),
 }
 
@@ -230,7 +230,7 @@ def _style(part: str) -> dict[str, Any]:
     color, dash, marker = {
         "epoch": (BLACK, "--", "o"),
         "whole": (SKY, "-", "s"),
-        "default": (BLUE, "-", "P"),
+        "exact": (BLUE, "-", "P"),
         "paper": (VERMILION, "-.", "^"),
         "box": (ORANGE, ":", "D"),
     }[part]
@@ -289,7 +289,7 @@ def _steps_panel(axes: Axes, rows: Sequence[Row], shown: Sequence[str]) -> None:
 
     names, bars = [], []
     for network in shown:
-        for part in ("whole", "default", "paper", "box"):
+        for part in ("whole", "exact", "paper", "box"):
             shares = shares_of(rows, part, network)
             if shares:
                 names.append(f"{network}, {PARTS[part]}")
@@ -324,7 +324,7 @@ def table(rows: Sequence[Row]) -> str:
             for part in PARTS
         )
         costs.append((network, f"{size:,}", *cells))
-        for part in ("whole", "default", "paper", "box"):
+        for part in ("whole", "exact", "paper", "box"):
             shares = shares_of(rows, part, network)
             if shares and network in _list_compared(rows):
                 steps.append(
@@ -404,7 +404,7 @@ def _epoch_claim(rows: Sequence[Row]) -> Claim:
     for network, by_part in ratios.items():
         others = (
             f"{_percent(by_part[part])} {PARTS[part]}"
-            for part in ("default", "paper", "box")
+            for part in ("exact", "paper", "box")
             if part in by_part
         )
         texts.append(f"{network}: {_percent(by_part['whole'])} with captures ({', '.join(others)})")
@@ -440,12 +440,10 @@ def _linear_claim(rows: Sequence[Row]) -> Claim:
         f"{1e3 * line.intercept:.3g} ms, R² {line.r2:.3f}; "
         f"{more:.2f} times the parameters take {growth:.2f} times the time"
     )
-    default_sizes, default = over_size(wide, "default")
-    if len(default_sizes) == len(sizes):
-        found = Line.through(default_sizes, [mean(s) for s in default])
-        measured += (
-            f", by default {mean(default[-1]) / mean(default[0]):.2f} times (R² {found.r2:.3f})"
-        )
+    exact_sizes, exact = over_size(wide, "exact")
+    if len(exact_sizes) == len(sizes):
+        found = Line.through(exact_sizes, [mean(s) for s in exact])
+        measured += f", exact {mean(exact[-1]) / mean(exact[0]):.2f} times (R² {found.r2:.3f})"
     verdict: Verdict = "not reproduced"
     if line.slope > 0 and line.r2 >= 0.9:
         verdict = "reproduced"
@@ -459,13 +457,13 @@ def _linear_claim(rows: Sequence[Row]) -> Claim:
 
 
 def _solver_claim(rows: Sequence[Row]) -> Claim:
-    box, ours, default = (
+    box, ours, exact = (
         {
             network: shares["solve"]
             for network in IN_PAPER
             if (shares := shares_of(rows, part, network))
         }
-        for part in ("box", "paper", "default")
+        for part in ("box", "paper", "exact")
     )
     quicker = [
         mean(seconds_of(rows, "box")[network]) / mean(seconds_of(rows, "paper")[network])
@@ -477,7 +475,7 @@ def _solver_claim(rows: Sequence[Row]) -> Claim:
         + ", ".join(f"{_percent(share)} ({network})" for network, share in shares.items())
         for what, shares in (
             ("ten sweeps by layers", ours),
-            ("exact solver", default),
+            ("exact solver", exact),
             ("neuron by neuron, as the box is written", box),
         )
         if shares

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pathcond.condition import condition_, prepare
+from pathcond.criteria.criterion import PathKernel
 from pathcond.reference import ideal_flow
 from pathcond.rows import Job, Result, Row
 
@@ -110,7 +111,7 @@ def condition_starts(starts: Tensor) -> Tensor:
         with torch.no_grad():
             for parameter, value in zip((u, v, w), start, strict=True):
                 parameter.fill_(value)
-        condition_(model, prepared)
+        condition_(model, prepared, criterion=PathKernel())
         out.append([u.item(), v.item(), w.item()])
     return torch.tensor(out, dtype=torch.float64)
 

@@ -58,16 +58,22 @@ EXTENSIONS = 6  # of the grid, by a factor of two each
 NEAR = 0.01  # above the least loss, as a share of it: what counts as near the best
 GOAL = 0.8  # of the searched gain
 SEARCHED = ("searched", "searched-rates")
-DRAWN = ("as-is", "paper", "kernel-full", "curvature", "norms", "outputs-activations", "searched")
+DRAWN = ("as-is", "paper", "kernel-full", "curvature", "norms", "layers", "searched")
 BY_SIZE = Curvature(weight="size")
 BY_OUTPUTS = BalancedLayers(share=0.0, front=1.0)
+
+
+def _by_paths(normalization: str) -> dict[str, Any]:
+    return {"criterion": PathKernel(), "normalization": normalization}
+
+
 METHODS: dict[str, Method] = {
     "as-is": Method(title="as is"),
     "paper": Method(title="ten sweeps, as in the paper", condition=AS_IN_PAPER),
-    "kernel-paper": Method(title="path kernel, exact, paper", condition={"normalization": "paper"}),
-    "kernel-absorb": Method(title="path kernel, exact, absorb", condition={}),
-    "kernel-gain": Method(title="path kernel, exact, gain", condition={"normalization": "gain"}),
-    "kernel-full": Method(title="path kernel, exact, full", condition={"normalization": "full"}),
+    "kernel-paper": Method(title="path kernel, exact, paper", condition=_by_paths("paper")),
+    "kernel-absorb": Method(title="path kernel, exact, absorb", condition=_by_paths("absorb")),
+    "kernel-gain": Method(title="path kernel, exact, gain", condition=_by_paths("gain")),
+    "kernel-full": Method(title="path kernel, exact, full", condition=_by_paths("full")),
     "keep": Method(
         title="path kernel, full, pace kept", condition={"normalization": "full", "pace": "keep"}
     ),
@@ -614,6 +620,17 @@ def _by_rate(result: Result, name: str) -> dict[float, float]:
     return dict(zip(result["learning_rate"], result[name], strict=True))
 
 
+def find_default(rows: Sequence[Row], setting: str) -> str:
+    """Under which name the library's default was trained in a setting.
+
+    Without normalization layers "outputs-activations" has the same scales but for a few percent,
+    and stands in where "layers" was not run.
+    """
+    if _setting(setting).normed:
+        return "layers-absorb"
+    return "layers" if tuned(rows, setting, "layers") else "outputs-activations"
+
+
 def share(rows: Sequence[Row], setting: str, method: str) -> float | None:
     """How much of the searched gain a method has; None where one of the three is missing, or the
     search found nothing.
@@ -712,42 +729,44 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 def _mean_share(rows: Sequence[Row]) -> Claim:
     text = f"Goal: at tuned rates the default has {GOAL:.0%} of the gain that a search finds"
     names = settings_of(rows, "setting")
+    compared = [name for name in METHODS if name not in (*SEARCHED, "as-is", "lsuv")]
     shares = {
-        method: [gained for name in names if (gained := share(rows, name, method)) is not None]
-        for method in METHODS
-        if method not in (*SEARCHED, "as-is", "lsuv")
+        METHODS[method].title: [share(rows, name, method) for name in names] for method in compared
     }
-    most = max((len(found) for found in shares.values()), default=0)
+    shares["the default"] = [share(rows, name, find_default(rows, name)) for name in names]
+    found = {title: [one for one in each if one is not None] for title, each in shares.items()}
+    most = max(map(len, found.values()))
     if not most:
         return Claim(paper=text, measured="", verdict="not run")
     # Means over other settings could not be compared.
-    told = {method: mean(found) for method, found in shares.items() if len(found) == most}
-    best = sorted(told, key=lambda method: -told[method])
+    told = {title: mean(each) for title, each in found.items() if len(each) == most}
     measured = f"mean over {most} settings: " + ", ".join(
-        f"{METHODS[method].title} {told[method]:.0%}" for method in best
+        f"{title} {told[title]:.0%}" for title in sorted(told, key=lambda title: -told[title])
     )
-    default = told.get("kernel-absorb", told.get("kernel-full", 0.0))
     return Claim(
         paper=text,
         measured=measured,
-        verdict="reproduced" if default >= GOAL else "not reproduced",
+        verdict="reproduced" if told.get("the default", 0.0) >= GOAL else "not reproduced",
     )
 
 
 def _never_worse(rows: Sequence[Row]) -> Claim:
-    text = "Goal: at tuned rates the default is nowhere worse than the network as it is"
-    gains = {}
+    text = (
+        "Goal: at tuned rates the default is nowhere worse than the network as it is, by more than "
+        "the seeds differ"
+    )
+    gains, worse = {}, False
     for name in settings_of(rows, "setting"):
-        as_is = tuned(rows, name, "as-is")
-        ours = tuned(rows, name, "kernel-absorb") or tuned(rows, name, "kernel-full")
+        as_is, ours = tuned(rows, name, "as-is"), tuned(rows, name, find_default(rows, name))
         if as_is is not None and ours is not None:
             gains[_setting(name).title] = 1 - ours.loss / as_is.loss
+            noise = math.hypot(deviation(as_is.losses), deviation(ours.losses))
+            worse |= ours.loss > as_is.loss + noise
     if not gains:
         return Claim(paper=text, measured="", verdict="not run")
     measured = "test loss lower by " + ", ".join(
         f"{gain:.1%} ({title})" for title, gain in sorted(gains.items(), key=lambda pair: pair[1])
     )
-    worse = min(gains.values()) < 0
     return Claim(paper=text, measured=measured, verdict="not reproduced" if worse else "reproduced")
 
 
