@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,7 +16,9 @@ from torch.nn import functional as F
 
 from pathcond import (
     BalancedLayers,
+    CoordinateDescent,
     EnergyRangeError,
+    PathKernel,
     condition_,
     find_symmetry,
     measure_reads,
@@ -25,6 +28,7 @@ from pathcond import (
 )
 from pathcond.measured.layers import even_activations
 from pathcond.networks import mlp
+from pathcond.solvers.balance import balance_bounds
 
 from .cases import CASES, make, prepared
 
@@ -217,3 +221,56 @@ def test_twice_does_nothing_in_every_precision(dtype: torch.dtype) -> None:
     model, x = mlp((9, 4), inputs=6, outputs=3).to(dtype), torch.randn(8, 6).to(dtype)
     condition_(model, x, criterion=BalancedLayers())
     assert float(condition_(model, x, criterion=BalancedLayers()).log_scales.abs().max()) < 1e-6
+
+
+class TestDefault:
+    def test_it_is_the_criterion_unless_the_paper_or_the_pace_asks_for_paths(self) -> None:
+        model, x = make("mlp")
+        found = {
+            "": condition_(copy.deepcopy(model), x),
+            "solver": condition_(copy.deepcopy(model), x, solver=CoordinateDescent()),
+            "pace": condition_(copy.deepcopy(model), x, pace="keep"),
+        }
+        assert found[""].criterion == repr(BalancedLayers())
+        assert found["solver"].criterion == found["pace"].criterion == repr(PathKernel())
+
+    def test_the_box_around_balance_does_not_hold_it(self) -> None:
+        """A bottleneck lies where that box does not reach: its centre counts entries, not
+        outputs.
+        """
+        torch.manual_seed(0)
+        widths = (500, 250, 125, 15, 125, 250, 500)
+        model, x = mlp(widths, inputs=392, outputs=392), torch.randn(8, 392)
+        captured = prepare(model, x)
+        lower, upper = balance_bounds(captured.symmetry, model)
+        solution = solve(
+            captured.symmetry,
+            measure_reads(model, captured.sample),
+            criterion=BalancedLayers(),
+            model=model,
+        )
+        found = condition_(model, captured).log_scales
+        torch.testing.assert_close(found, solution.log_scales)
+        assert bool(((found < lower) | (found > upper)).any()), "the case would test nothing"
+
+    def test_a_model_of_zeros_is_left_alone(self) -> None:
+        model, x = mlp((4,), inputs=3, outputs=2), torch.randn(5, 3)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        assert "nothing to condition" in condition_(model, x).solution.message
+
+    def test_it_says_where_nothing_is_gained(self, caplog: pytest.LogCaptureFixture) -> None:
+        torch.manual_seed(0)
+        x = torch.randn(64, 300)
+        with caplog.at_level(logging.WARNING, logger="pathcond"):
+            uneven = mlp((50, 5, 50), inputs=300, outputs=300)
+            condition_(uneven, x)
+            condition_(uneven, x)
+            assert not caplog.text
+            fresh = mlp((300, 300), inputs=300, batch_norm=True)
+            condition_(fresh, x)
+            assert "training will go as it would have" in caplog.text
+            assert 'normalization="full"' in caplog.text
+            caplog.clear()
+            condition_(fresh, x)
+            assert not caplog.text

@@ -80,8 +80,9 @@ class Result:
     energy_floor: float = 0.0
     residual: dict[str, float] = field(default_factory=dict)
     held: int = 0
-    # greatest |log λ| of a second condition_
+    # greatest |log λ| of a second condition_, with the path kernel and by default
     moved_again: dict[str, float] = field(default_factory=dict)
+    default_moved_again: dict[str, float] = field(default_factory=dict)
     seconds_solve: float = 0.0
     # of g·d², which a rescaling by d must keep
     energy_change: dict[str, float] = field(default_factory=dict)
@@ -414,8 +415,12 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
         )
         restore(model, state)
         prepared = Prepared(symmetry=symmetry, sample=sample)
-        result.moved_again[normalization] = moved_again(model, prepared, normalization)
-        restore(model, state)
+        for criterion, found in (
+            (pathcond.PathKernel(), result.moved_again),
+            (None, result.default_moved_again),
+        ):
+            found[normalization] = moved_again(model, prepared, normalization, criterion)
+            restore(model, state)
     changes = [
         *result.eval_change.values(),
         *result.other_change.values(),
@@ -472,12 +477,19 @@ def condition_twice(
     result.held = max(result.held, held)
 
 
-def moved_again(model: nn.Module, prepared: Prepared, normalization: str) -> float:
+def moved_again(
+    model: nn.Module,
+    prepared: Prepared,
+    normalization: str,
+    criterion: pathcond.Criterion | None,
+) -> float:
     """The greatest |log λ| of a second ``condition_`` as users call it: bounded, with train outputs
     compared.
     """
     for _ in range(2):
-        report = pathcond.condition_(model, prepared, normalization=normalization, describe=False)
+        report = pathcond.condition_(
+            model, prepared, criterion=criterion, normalization=normalization, describe=False
+        )
     moves = prepared.symmetry.class_matrix @ report.log_scales.cpu()
     return float(moves.abs().max()) if report.num_units else 0.0
 
@@ -559,9 +571,13 @@ def failures(result: Result) -> list[str]:
                 f"{normalization}: conditioning twice leaves a gradient of "
                 f"{residual:.2g} per parameter"
             )
-    for normalization, move in result.moved_again.items():
-        if not move <= LARGEST_MOVE:
-            found.append(f"{normalization}: a second condition_ moves a log-scale by {move:.2g}")
+    ways = {"by paths": result.moved_again, "by default": result.default_moved_again}
+    for how, moves in ways.items():
+        found += [
+            f"{normalization}: a second condition_ {how} moves a log-scale by {move:.2g}"
+            for normalization, move in moves.items()
+            if not move <= LARGEST_MOVE
+        ]
     found += [result.energy_problem] if result.energy_problem else []
     if not result.train_change.get("gain", 0.0) <= LARGEST_CHANGE:
         found.append(f"gain: train output changed by {result.train_change['gain']:.2g}")
@@ -621,8 +637,8 @@ def table(results: list[Result]) -> str:
         f"1e-8 per parameter under every value on {twice} models; the largest is in the table. "
         "`held` counts units that a running",
         "variance keeps from going on (it may not become negative). `again` is the greatest |log "
-        "λ| of a second `condition_`, as",
-        "users call it: within its bounds, and with statistics as they are.",
+        "λ| of a second `condition_` with",
+        "the path kernel, as users call it: within its bounds, and with statistics as they are.",
         "",
         "What exceeds 1e-9 is marked with *: such a model amplifies rounding. Disturbing the "
         "last bit of its weights alone does",
