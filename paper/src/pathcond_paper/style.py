@@ -2,7 +2,7 @@
 bands for the spread over seeds.
 
 >>> sorted(STYLES)[:2]
-['baseline', 'exact']
+['baseline', 'enorm']
 """
 
 from __future__ import annotations
