@@ -1,12 +1,14 @@
 """The criterion in block form is the criterion written out parameter by parameter."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 import pathcond
 from pathcond import Symmetry, diag_g, find_symmetry
-from pathcond.criteria.problem import Problem
+from pathcond.criteria.problem import Problem, sides_of
 
 from .cases import CASES, make, prepared
 from .zoo import NORMALIZATIONS
@@ -118,3 +120,23 @@ def test_solving_changes_neither_the_diagonal_nor_the_symmetry() -> None:
     first = pathcond.solve(symmetry, g)
     assert all(torch.equal(values, kept[name]) for name, values in g.items())
     assert torch.equal(pathcond.solve(symmetry, g).log_scales, first.log_scales)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_sides_are_those_of_a_problem(name: str, normalization: str) -> None:
+    symmetry, (model, _) = prepared(name, normalization).symmetry, make(name)
+    values = {
+        name: torch.rand(parameter.shape, dtype=torch.float64) + 0.1
+        for name, parameter in model.named_parameters()
+        if name in symmetry.scalings
+    }
+    if not values:
+        assert normalization != "full", "the case would test nothing"
+        return
+    problem = Problem.of(symmetry, values)
+    found = sides_of(symmetry, values)
+    for side, expected in zip(found, problem.at(problem.zero()).sides, strict=True):
+        torch.testing.assert_close(side, expected * math.exp(problem.log_total))
+    exponents, flat = written_out(symmetry, values)
+    torch.testing.assert_close(found[0] - found[1], exponents.T @ flat)

@@ -23,7 +23,7 @@ from ..rules.labels import FIXED
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .criterion import Criterion, Measurement, require_model
-from .problem import Problem
+from .problem import Problem, sides_of
 
 # The solvers minimise W log(c + Σ) + slope·u. With c this many times what one-sided units are held
 # at it is Σ + a·u nearly: the sum over such a unit is a to a percent or so, and there is a minimum
@@ -116,10 +116,8 @@ class BalancedNorms(Criterion):
     def problem(
         self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
     ) -> Problem:
-        ones = Problem.of(
-            symmetry, {name: torch.ones_like(values) for name, values in energies.items()}
-        )
-        into, out = ones.at(ones.zero()).sides
+        ones = {name: torch.ones_like(values) for name, values in energies.items()}
+        into, out = sides_of(symmetry, ones)
         return norm_problem(
             symmetry,
             energies,

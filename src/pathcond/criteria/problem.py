@@ -323,17 +323,12 @@ class Point:
         """Energy of the parameters that each unit multiplies, and of those that it divides,
         (num_units,) each.
         """
-        problem, C = self.problem, self.problem.class_matrix
+        problem = self.problem
         multiplied, divided = (torch.zeros_like(self.grow) for _ in range(2))
         multiplied.index_add_(0, problem.rows, self.by_row)
         divided.index_add_(0, problem.columns, self.by_column)
         multiplied, divided = problem.ranks.sum(torch.stack([multiplied, divided]))
-        positive = C.coefficients > 0
-        found = []
-        for up, down in ((multiplied, divided), (divided, multiplied)):
-            terms = C.coefficients.abs() * torch.where(positive, up[C.classes], down[C.classes])
-            found.append(torch.zeros_like(self.u).index_add_(0, C.units, terms))
-        return found[0], found[1]
+        return problem.class_matrix.sides(multiplied, divided, problem.num_units)
 
     def outward(self, margin: float | Tensor = 1e-9) -> Tensor:
         """Units within a margin of a bound that −∇F points out of, (num_units,) bool."""
@@ -445,6 +440,41 @@ def ranks_of(g: Mapping[str, Tensor]) -> Ranks:
     """The processes over which a diagonal is spread."""
     sharded = {name: values for name, values in g.items() if is_sharded(values)}
     return Ranks(group=mesh_group(sharded), sharded=True) if sharded else ALONE
+
+
+def sides_of(symmetry: Symmetry, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Sums of values over the parameters that each unit multiplies, and over those that it divides,
+    (num_units,) each: ``Point.sides`` without posing a problem.
+
+    Args:
+        symmetry: From ``find_symmetry``.
+        values: By parameter name; booleans count as 1.
+    """
+    g = {
+        name: whole
+        for name, whole in select_counted(symmetry, values).items()
+        if name in symmetry.scalings
+    }
+    ranks = ranks_of(g)
+    device = next((local(whole).device for whole in g.values()), torch.device("cpu"))
+    class_matrix = symmetry.class_matrix.to(device)
+    total = torch.zeros(2, class_matrix.num_classes, dtype=torch.float64, device=device)
+    for name, whole in g.items():
+        here = local(whole)
+        if ranks.sharded and not (counts_here(whole, ranks.rank) and here.numel()):
+            continue
+        pairs = _class_pairs(symmetry.scalings[name], whole)
+        if pairs.dense and min(len(pairs.rows), len(pairs.columns)) > 1:
+            rows, columns = pairs.rows[pairs.r.flatten()], pairs.columns[pairs.c.flatten()]
+            by_row, by_column = pairs.counts(here)
+        else:
+            rows, columns, sums = pairs.pairs(here)
+            # what one class both multiplies and divides has no scale
+            by_row = by_column = sums.double() * (rows != columns).to(device)
+        for side, classes, sums in ((0, rows, by_row), (1, columns, by_column)):
+            total[side].index_add_(0, classes.to(device), sums.to(device))
+    multiplied, divided = ranks.sum(total)
+    return class_matrix.sides(multiplied, divided, symmetry.num_units)
 
 
 def any_positive(g: Mapping[str, Tensor]) -> bool:

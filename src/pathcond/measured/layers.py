@@ -28,14 +28,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..criteria.criterion import Criterion, Measurement
 from ..criteria.norms import BalancedNorms, norm_problem
-from ..criteria.problem import Problem, any_positive
+from ..criteria.problem import Problem, any_positive, sides_of
 from ..distributed.sharding import gather, shard_like
 from ..lifting.reads import Reads
 from ..rules.labels import FIXED
@@ -95,7 +95,7 @@ class BalancedLayers(Criterion):
         self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
     ) -> Problem:
         ones = {name: torch.ones_like(values) for name, values in energies.items()}
-        into, out = _sides(symmetry, ones)
+        into, out = sides_of(symmetry, ones)
         held = torch.zeros_like(into)
         if bool(((into > 0) ^ (out > 0)).any()):
             held = self.front * self._counts(symmetry, energies, model)
@@ -106,12 +106,12 @@ class BalancedLayers(Criterion):
     ) -> Tensor:
         """The mean c of what feeds every unit, less that of what reads it, (num_units,)."""
         squares = NORMS.energies(symmetry, {}, model)
-        there = {name: (values > 0).double() for name, values in squares.items()}
+        there = {name: values > 0 for name, values in squares.items()}
         c = {
             name: torch.where(values > 0, energies[name] / values, 0.0)
             for name, values in squares.items()
         }
-        (into, out), (entries_into, entries_out) = _sides(symmetry, c), _sides(symmetry, there)
+        (into, out), (entries_into, entries_out) = sides_of(symmetry, c), sides_of(symmetry, there)
         return into / entries_into.clamp(min=1.0) - out / entries_out.clamp(min=1.0)
 
 
@@ -174,10 +174,3 @@ def _outputs(symmetry: Symmetry, name: str, reads: Mapping[str, Reads]) -> float
         return math.prod(shape) / reads[name].inputs
     fed = int((symmetry.scalings[name].plus.unique() != FIXED).sum())
     return fed or (shape[0] if shape else 1)
-
-
-def _sides(symmetry: Symmetry, energies: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The sums of energies that feed and that read every unit, (num_units,) each."""
-    problem = Problem.of(symmetry, energies)
-    into, out = problem.at(problem.zero()).sides
-    return into * math.exp(problem.log_total), out * math.exp(problem.log_total)

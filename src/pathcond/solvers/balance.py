@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from ..criteria.norms import norm_problem
-from ..criteria.problem import Block, Pairs, Problem, any_positive
+from ..criteria.problem import Block, Pairs, Problem, any_positive, sides_of
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
@@ -82,15 +82,18 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     """
     nowhere = torch.zeros(symmetry.num_units, dtype=torch.float64)
     weights = _weights(symmetry, model)
-    ones = _if_ones(symmetry, weights)
-    if ones is None or not any_positive(weights):
+    if not symmetry.num_units or not any_positive(weights):
         return nowhere, nowhere.bool()
     squares = {
         name: weight.double().square() / max(weight.numel(), 1) for name, weight in weights.items()
     }
-    sides = ones.at(ones.zero()).sides
+    ones = {name: torch.ones_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    sides = sides_of(
+        symmetry, {name: one / max(weights[name].numel(), 1) for name, one in ones.items()}
+    )
+    into, out = sides_of(symmetry, ones)
     # One entry in n of such a unit has the mean square 1/n: the norm of its weights is 1.
-    held = (sides[0] - sides[1]) * math.exp(ones.log_total) / ones.slope.abs().clamp(min=1.0)
+    held = (sides[0] - sides[1]) / (into - out).abs().clamp(min=1.0)
     centre, known = find_balance(norm_problem(symmetry, squares, 2, sides=sides, held=held))
     return torch.where(known, centre, 0.0), known
 
@@ -103,22 +106,10 @@ def _weights(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _if_ones(symmetry: Symmetry, weights: dict[str, Tensor]) -> Problem | None:
-    """The problem of the mean squares if every weight were 1; None where nothing moves."""
-    if not symmetry.num_units or not weights:
-        return None
-    return Problem.of(
-        symmetry,
-        {name: torch.ones_like(w).double() / max(w.numel(), 1) for name, w in weights.items()},
-    )
-
-
 def _two_sided(symmetry: Symmetry, model: nn.Module) -> Tensor:
     """Units that parameters both feed and read, (num_units,) bool."""
-    ones = _if_ones(symmetry, _weights(symmetry, model))
-    if ones is None:
-        return torch.zeros(symmetry.num_units, dtype=torch.bool)
-    into, out = ones.at(ones.zero()).sides
+    weights = _weights(symmetry, model)
+    into, out = sides_of(symmetry, {name: torch.ones_like(w) for name, w in weights.items()})
     return ((into > 0) & (out > 0)).cpu()
 
 

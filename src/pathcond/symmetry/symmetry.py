@@ -131,6 +131,22 @@ class ClassMatrix:
             0, self.units, terms
         )
 
+    def sides(self, multiplied: Tensor, divided: Tensor, num_units: int) -> tuple[Tensor, Tensor]:
+        """Sums over what each unit multiplies and over what it divides, (num_units,) each.
+
+        Args:
+            multiplied, divided: The same of every class, (num_classes,) float64 each.
+            num_units: Of the Symmetry.
+        """
+        positive, found = self.coefficients > 0, []
+        for up, down in ((multiplied, divided), (divided, multiplied)):
+            terms = self.coefficients.abs() * torch.where(
+                positive, up[self.classes], down[self.classes]
+            )
+            zeros = torch.zeros(num_units, dtype=torch.float64, device=terms.device)
+            found.append(zeros.index_add_(0, self.units, terms))
+        return found[0], found[1]
+
     def to(self, device: torch.device) -> ClassMatrix:
         return ClassMatrix(
             self.classes.to(device),
