@@ -104,8 +104,8 @@ def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> 
         assert [*map(float, paces)] == pytest.approx([*map(float, stated_paces)], rel=0.1)
 
 
-def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
-    rows = [
+def tuned_rows() -> list[Row]:
+    return [
         Row(
             {k: v for k, v in row.job.items() if k not in ("figure", "preset")},
             row.result,
@@ -113,6 +113,38 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
         )
         for row in Rows(ROOT / "results" / "paper" / "tuned.jsonl")
     ]
+
+
+def test_losses_at_equal_rates_are_those_of_the_rows() -> None:
+    """Of the choosing seed, over what the network as it was has at the same rate."""
+    rows = tuned_rows()
+
+    def ratios(setting: str, method: str, below: float) -> list[float]:
+        ours, as_is = tuned.tuned(rows, setting, method), tuned.tuned(rows, setting, "as-is")
+        assert ours is not None
+        assert as_is is not None
+        best = min(as_is.curve, key=lambda rate: as_is.curve[rate])
+        rates = [rate for rate in as_is.curve if rate <= below * best and rate in ours.curve]
+        return [ours.curve[rate] / as_is.curve[rate] for rate in rates]
+
+    run = [
+        name for name in tuned.SETTINGS if tuned.tuned(rows, name, tuned.find_default(rows, name))
+    ]
+    assert len(run) == 11
+    found = [r for name in run for r in ratios(name, tuned.find_default(rows, name), 0.5)]
+    slower = [max(ratios("resnet20", method, 1)) - 1 for method in ("layers", "norms")]
+    page = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
+    assert f"the default has {min(found):.1f} to {max(found):.2f} times its loss" in page
+    assert f"(`BalancedLayers()` has up to {slower[0]:.0%} more".replace("%", " %") in page
+    assert f"`BalancedNorms()` up to {slower[1]:.0%})".replace("%", " %") in page
+    default = tuned.tuned(rows, "ae-sgd", "layers")
+    assert default is not None
+    assert default.curve[2.0] == math.inf
+    assert default.rate == 1
+
+
+def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
+    rows = tuned_rows()
     by_title = {setting.title: name for name, setting in tuned.SETTINGS.items()}
 
     def stated(page: str, methods: tuple[str, ...]) -> int:

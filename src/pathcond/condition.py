@@ -53,8 +53,8 @@ PACE_WARNING = 0.5  # pace below which a warning says so
 # says so
 SPREAD_WARNING = 2.0
 # root mean square of log λ: below the second, training was not seen to differ at any learning rate
-# (an MLP with BatchNorm, 0.02, and ResNet-20, 0.03, as torch initialises them, under "absorb");
-# below the first, the model was conditioned before
+# (an MLP with BatchNorm as torch initialises it, under "absorb": 0.02); below the first, the model
+# was conditioned before
 SETTLED, IN_BALANCE = 1e-4, 0.05
 
 
