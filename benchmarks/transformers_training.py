@@ -24,7 +24,7 @@ from tests import torchvision_operators  # noqa: F401  before anything imports t
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pathcond import BalancedLayers, condition_
+from pathcond import BalancedLayers, PathKernel, condition_
 
 from .measuring import write
 
@@ -41,8 +41,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
 }
 WAYS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "full": {"normalization": "full"},
+    "paths": {"criterion": PathKernel()},
+    "paths, full": {"criterion": PathKernel(), "normalization": "full"},
     "layers": {"criterion": BalancedLayers()},
     "layers, full": {"normalization": "full", "criterion": BalancedLayers()},
 }
