@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from pathcond import Report, condition_
+from pathcond import PathKernel, Report, condition_
 from pathcond.condition import prepare
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 
 from .measuring import PeakMemory, format_row, write
+
+condition_by_paths = partial(condition_, criterion=PathKernel())
 
 ARCHITECTURES = {
     "mlp": lambda: mlp(batch_norm=True),
@@ -85,7 +88,7 @@ def measure(name: str, images: Images, device: str) -> dict[str, Any]:
         "images": len(images),
         "seconds_epoch": seconds_epoch,
     }
-    whole = best_of([condition_(ARCHITECTURES[name]().to(device), batch) for _ in range(3)])
+    whole = best_of([condition_by_paths(ARCHITECTURES[name]().to(device), batch) for _ in range(3)])
     model = ARCHITECTURES[name]().to(device)
     prepared, weights = (
         prepare(model, batch),
@@ -94,7 +97,7 @@ def measure(name: str, images: Images, device: str) -> dict[str, Any]:
     reports = []
     for _ in range(5):
         model.load_state_dict(weights)
-        reports.append(condition_(model, prepared))
+        reports.append(condition_by_paths(model, prepared))
     warm = best_of(reports)
     for key, seconds in (("captured", warm), ("whole", whole)):
         row |= {
@@ -121,9 +124,9 @@ def growth(device: str) -> dict[str, Any]:
             torch.randn(8, 3, 32, 32, device=device),
         )
         sizes.append(sum(p.numel() for p in model.parameters()))
-        seconds.append(min(sum(condition_(model, x).seconds.values()) for _ in range(3)))
+        seconds.append(min(sum(condition_by_paths(model, x).seconds.values()) for _ in range(3)))
         with PeakMemory(model) as memory:
-            condition_(model, x)
+            condition_by_paths(model, x)
         peaks.append(memory.peak)
     return {
         "parameters": sizes,
@@ -152,7 +155,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(ARCHITECTURES))
     parser.add_argument("--out", default="benchmarks/conditioning.json")
     options = parser.parse_args()
-    condition_(mlp((16,), inputs=8).to(options.device), torch.randn(4, 8, device=options.device))
+    condition_by_paths(
+        mlp((16,), inputs=8).to(options.device), torch.randn(4, 8, device=options.device)
+    )
     images, rows = Images(options.images), []
     for name in options.models:
         rows.append(measure(name, images, options.device))

@@ -40,7 +40,13 @@ class Training:
         self.model, self.device = cifar_nv().to(device).train(), device
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         self.teleport = (
-            pathcond.teleport(self.optimizer, self.model, batch.to(device), **teleport)
+            pathcond.teleport(
+                self.optimizer,
+                self.model,
+                batch.to(device),
+                criterion=pathcond.PathKernel(),
+                **teleport,
+            )
             if teleport
             else None
         )
