@@ -39,6 +39,7 @@ class Normalization(StrEnum):
     absorb = "absorb"
     gain = "gain"
     full = "full"
+    batch = "batch"
     paper = "paper"
 
 

@@ -49,7 +49,7 @@ from .sizes import Example
 from .text import symmetry_table
 from .unread import find_levels, settle_unread_entries
 
-Normalization = Literal["absorb", "gain", "full", "paper"]
+Normalization = Literal["absorb", "gain", "full", "batch", "paper"]
 FrozenPolicy = Literal["keep", "move"]
 FROZEN = 'does not require a gradient (frozen="move" rescales it all the same)'
 OTHER_WAY = "not taken at the example's sizes: give an input that takes it by other_inputs="

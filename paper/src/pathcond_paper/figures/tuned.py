@@ -136,6 +136,10 @@ METHODS: dict[str, Method] = {
         title="balanced layers, full, fronts at norm one",
         condition={"normalization": "full", "criterion": BalancedLayers(front=1.0)},
     ),
+    "layers-batch": Method(
+        title="balanced layers, batch, fronts at a tenth",
+        condition={"normalization": "batch", "criterion": BalancedLayers(front=0.1)},
+    ),
     "teleport": Method(
         title="balanced norms, again after an epoch",
         condition={"normalization": "full", "criterion": BalancedNorms()},
@@ -158,6 +162,7 @@ NEED_A_NORM = (
     "layers-absorb-front",
     "layers-gain",
     "layers-front",
+    "layers-batch",
 )
 
 
@@ -251,6 +256,7 @@ CONVOLUTIONS = (
     "layers-gain",
     "layers",
     "layers-front",
+    "layers-batch",
 )
 TRANSFORMERS = (*CONVOLUTIONS, "keep")
 

@@ -7,6 +7,7 @@ A norm y = γ (x − μ)/σ + β has two symmetries per channel: in front (x, μ
     "absorb"   free, statistics follow        fixed
     "gain"     fixed                          free, γ and β carry it
     "full"     free, statistics follow        free, γ and β carry it
+    "batch"    free, statistics follow        free with running statistics, else fixed
     "paper"    tied to behind, μ and β follow, γ and σ stay
 
 Running statistics absorb a scale in front exactly: μ → λμ, var → λ²(var + ε) − ε. Norms without
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ..scales import Scales
 
 NORMALIZATION = Family("Normalization: by the choice of `normalization`")
-FRONT_FREE = ("absorb", "full")
+FRONT_FREE = ("absorb", "full", "batch")
 BEHIND_FREE = ("gain", "full")
 # in units of ε: a path through a norm has a little energy even where the norm sees nothing
 LEAST_VARIANCE = 1e-12
@@ -77,7 +78,7 @@ def batch_norm(
             scales.pin(weight, 'is the gain of a normalization (fixed under normalization="paper")')
             return _plus_bias(scales, Labels(per_channel.ids, x.shape), bias, tail)
         scales.follow(running_var, channels, epsilon=eps)
-    return _behind(scales, x.shape, weight, bias, tail)
+    return _behind(scales, x.shape, weight, bias, tail, tracked=tracked)
 
 
 @rule("instance_norm", family=NORMALIZATION)
@@ -124,13 +125,21 @@ def _in_front(scales: Scales, x: Labels, axes: Iterable[int]) -> None:
 
 
 def _behind(
-    scales: Scales, shape: tuple[int, ...], weight: Any, bias: Any, tail: tuple[int, ...]
+    scales: Scales,
+    shape: tuple[int, ...],
+    weight: Any,
+    bias: Any,
+    tail: tuple[int, ...],
+    *,
+    tracked: bool = False,
 ) -> Labels:
-    """γ (x − μ)/σ + β: the normalised input has no scale, γ may give it one."""
+    """γ (x − μ)/σ + β: the normalised input has no scale, γ may give it one. ``tracked`` says that
+    μ and σ are running statistics.
+    """
     out = lb.constant(shape)
     if weight is not None:
         gain = scales.reshaped(weight, tail)
-        if scales.normalization in BEHIND_FREE:
+        if scales.normalization in BEHIND_FREE or (tracked and scales.normalization == "batch"):
             out = scales.combine((1, out), (1, gain))
         else:
             scales.pin(gain, _gain_reason(scales))
