@@ -32,7 +32,7 @@ from pathcond.networks import cifar_nv, mlp, resnet18_c
 
 from .measuring import PeakMemory, format_row, write
 
-condition_by_paths = partial(condition_, criterion=PathKernel())
+condition_by_paths = partial(condition_, criterion=PathKernel(), normalization="absorb")
 
 ARCHITECTURES = {
     "mlp": lambda: mlp(batch_norm=True),
@@ -91,7 +91,7 @@ def measure(name: str, images: Images, device: str) -> dict[str, Any]:
     whole = best_of([condition_by_paths(ARCHITECTURES[name]().to(device), batch) for _ in range(3)])
     model = ARCHITECTURES[name]().to(device)
     prepared, weights = (
-        prepare(model, batch),
+        prepare(model, batch, normalization="absorb"),
         {name: value.clone() for name, value in model.state_dict().items()},
     )
     reports = []

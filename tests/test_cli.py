@@ -99,7 +99,7 @@ def test_paths_on_request(file: str) -> None:
     code, out, _ = run(f"{file}:gated", "--paths")
     assert code == 0
     assert "Paths: 10^1.23, ‖Φ‖₂ = " in out  # (3 + 1)·4 + 1 = 17
-    assert "Rescaling will do" in out
+    assert "Rescaling by paths will do" in out
     assert "2: reaches sigmoid [g.{weight,bias}]" in out
     code, out, _ = run(f"{file}:gated", "--paths", "--json")
     assert code == 0

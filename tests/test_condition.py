@@ -35,10 +35,10 @@ from pathcond_paper.data import load
 
 from .cases import CASES, make, prepared
 from .test_reference import built, generators, parameter_vector
-from .zoo import NORMALIZATIONS, outputs
+from .zoo import NORMALIZATIONS, WITH_BATCH, outputs
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("normalization", WITH_BATCH)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_conditioning_keeps_the_function_and_twice_does_nothing(
     name: str, normalization: str
@@ -222,7 +222,8 @@ def test_a_norm_behind_the_classifier_slows_sgd_down_and_a_larger_learning_rate_
             1e-3,
         )
         if conditioned:
-            pace = condition_(model, x[:256], criterion=PathKernel()).pace
+            by_paths = {"criterion": PathKernel(), "normalization": "absorb"}
+            pace = condition_(model, x[:256], **by_paths).pace
             assert pace < 0.3
             assert "pace of plain SGD" in caplog.text
             learning_rate /= pace if at_pace else 1
@@ -315,7 +316,7 @@ class TestReport:
             "seconds",
             "Pinned",
             "log λ",
-            'normalization="absorb"',
+            'normalization="batch"',
         ):
             assert part in text
         assert max(len(line) for line in text.splitlines()) < 160

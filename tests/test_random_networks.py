@@ -11,7 +11,7 @@ from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
 
 from .strategies import INPUT_CHANNELS, RandomNet, networks
-from .zoo import NORMALIZATIONS, outputs, randomise
+from .zoo import WITH_BATCH, outputs, randomise
 
 
 def prepared(net: RandomNet, seed: int) -> tuple[RandomNet, torch.Tensor]:
@@ -21,7 +21,7 @@ def prepared(net: RandomNet, seed: int) -> tuple[RandomNet, torch.Tensor]:
 
 
 @settings(max_examples=60)
-@given(networks(), st.sampled_from(NORMALIZATIONS), st.integers(0, 5))
+@given(networks(), st.sampled_from(WITH_BATCH), st.integers(0, 5))
 def test_function_kept_factors_consistent_inverse_restores(
     net: RandomNet, normalization: str, seed: int
 ) -> None:
@@ -46,7 +46,7 @@ def test_function_kept_factors_consistent_inverse_restores(
 
 
 @settings(max_examples=40)
-@given(networks(), st.sampled_from(NORMALIZATIONS))
+@given(networks(), st.sampled_from(WITH_BATCH))
 def test_as_many_symmetries_as_there_are(net: RandomNet, normalization: str) -> None:
     net, x = prepared(net, 0)
     symmetry = pathcond.find_symmetry(net, x, normalization=normalization)

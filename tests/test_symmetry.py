@@ -16,7 +16,7 @@ from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
 
 from .cases import CASES, Calls, RMSNorm, make, prepared
-from .zoo import NORMALIZATIONS, outputs, randomise
+from .zoo import NORMALIZATIONS, WITH_BATCH, outputs, randomise
 
 
 def units(model: nn.Module, inputs: object, **options: object) -> int:
@@ -39,7 +39,7 @@ def change(
     return output_change(before, after)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("normalization", WITH_BATCH)
 @pytest.mark.parametrize("name", CASES)
 def test_neither_more_nor_fewer(name: str, normalization: str) -> None:
     model, inputs = make(name)
@@ -51,10 +51,27 @@ def test_neither_more_nor_fewer(name: str, normalization: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("normalization", "expected"), [("absorb", 4), ("gain", 4), ("full", 8), ("paper", 4)]
+    ("normalization", "expected"),
+    [("absorb", 4), ("gain", 4), ("full", 8), ("paper", 4), ("batch", 8)],
 )
 def test_units_of_conv_norm_conv(normalization: str, expected: int) -> None:
     assert units(*make("conv_bn_conv"), normalization=normalization) == expected
+
+
+def test_batch_frees_what_lies_behind_norms_with_running_statistics() -> None:
+    """Three norms of four channels, each with a layer of 5, 6 and 7 units behind it."""
+    norms = (
+        nn.BatchNorm1d(4),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.LayerNorm(4),
+    )
+    for norm, hidden, expected in zip(norms, (5, 6, 7), (4 + 4 + 5, 6, 7), strict=True):
+        model = nn.Sequential(
+            nn.Linear(3, 4), norm, nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 2)
+        ).double()
+        x = torch.randn(6, 3, dtype=torch.float64)
+        assert units(model, x, normalization="batch") == expected
+        assert count_symmetries(model, x, normalization="batch") == expected
 
 
 GOLDEN = {"resnet18": 4800, "vgg16": 12416, "alexnet": 9344, "squeezenet1_0": 2976}
@@ -68,7 +85,7 @@ def test_hidden_units_of_known_models(name: str) -> None:
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None)
-    assert units(model, torch.randn(2, 3, 64, 64)) == GOLDEN[name]
+    assert units(model, torch.randn(2, 3, 64, 64), normalization="absorb") == GOLDEN[name]
 
 
 def test_the_oracle_itself() -> None:
@@ -189,9 +206,12 @@ def test_a_norm_whose_statistics_are_read_elsewhere_keeps_them() -> None:
     )
     randomise(model)
     x = torch.randn(6, 3).double()
-    symmetry = pathcond.find_symmetry(model, x)
+    symmetry = pathcond.find_symmetry(model, x, normalization="absorb")
     assert symmetry.num_units == 0
     assert change(model, x, symmetry) == 0
+    behind = pathcond.find_symmetry(model, x)
+    assert behind.num_units == 4
+    assert change(model, x, behind) < 1e-12
 
 
 def test_a_norm_shared_by_two_branches() -> None:
@@ -359,14 +379,14 @@ def test_approximate_admits_smooth_activations_and_fronts_of_norms() -> None:
 
 
 @pytest.mark.parametrize("approximate", [False, True])
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("normalization", WITH_BATCH)
 def test_a_norm_written_out_obeys_the_same_table(normalization: str, approximate: bool) -> None:
     built_in, written_out = (
         nn.Sequential(nn.Linear(3, 4), norm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
         for norm in (nn.RMSNorm, RMSNorm)
     )
     options = {"normalization": normalization, "approximate": approximate}
-    front = approximate and normalization in ("absorb", "full")
+    front = approximate and normalization in ("absorb", "full", "batch")
     behind = normalization in ("gain", "full")
     expected = 5 + front + 4 * behind
     assert [units(model, torch.randn(6, 3), **options) for model in (built_in, written_out)] == [
@@ -425,8 +445,8 @@ def test_to_dict_is_json() -> None:
 
 
 def test_unknown_normalization_is_refused() -> None:
-    with pytest.raises(ValueError, match="'absorb', 'gain', 'full', 'paper'"):
-        pathcond.find_symmetry(*network(F.relu), normalization="batch")
+    with pytest.raises(ValueError, match="'absorb', 'gain', 'full', 'batch', 'paper'"):
+        pathcond.find_symmetry(*network(F.relu), normalization="layer")
 
 
 @pytest.mark.parametrize(

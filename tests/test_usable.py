@@ -127,7 +127,7 @@ def test_weights() -> None:
     with pytest.raises(RescalingError, match=r"1.running_var\[2\] is -0.25, a negative variance"):
         condition_(model, batch)
     with pytest.raises(RescalingError, match=r"1.running_var\[2\] is -0.25, a negative variance"):
-        pathcond.rescale_(model, symmetry, torch.ones(4))
+        pathcond.rescale_(model, symmetry, torch.ones(8))
     model[1].running_var[2] = math.nan
     model[0].bias.data[1] = math.inf
     with pytest.raises(RescalingError) as caught:
@@ -168,6 +168,6 @@ def test_complex_parameters() -> None:
 def test_the_meta_device_has_no_weights_to_condition() -> None:
     with torch.device("meta"):
         model, batch = network(), torch.randn(6, 3)
-    assert prepare(model, batch).symmetry.num_units == 4
+    assert prepare(model, batch).symmetry.num_units == 8
     with pytest.raises(UnsupportedModelError, match="on the meta device and has no weights"):
         condition_(model, batch)

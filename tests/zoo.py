@@ -6,7 +6,6 @@ python -m tests.zoo --write docs/zoo.md [--jobs 2] [--only resnet]
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import json
 import math
@@ -15,7 +14,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from pathcond.symmetry.symmetry import Symmetry, symmetry_of
 
 from . import torchvision_operators  # noqa: F401  before anything imports torchvision
 
+# "batch" is "full" for networks whose norms have running statistics, and "absorb" for the others.
 NORMALIZATIONS = ("absorb", "gain", "full", "paper")
+WITH_BATCH = (*NORMALIZATIONS, "batch")
 TIMM_MODELS = (Path(__file__).parent / "timm_models.txt").read_text().split()
 
 # Convolutional nets of timm also run on small images, which keeps the collection quick; these do
@@ -691,11 +694,13 @@ def main() -> int:
             done = {row["name"]: Result(**row) for row in map(json.loads, file)}
     names = [entry.name for entry in entries() if options.only in entry.name]
     todo = [name for name in names if name not in done]
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, maxtasksperchild=4) as pool:
-        for result in pool.imap_unordered(
-            functools.partial(_examine_safely, device=options.device), todo
-        ):
+    # A worker that the system kills for its memory ends the run with an error; a Pool would wait.
+    with ProcessPoolExecutor(
+        options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=4
+    ) as pool:
+        runs = [pool.submit(_examine_safely, name, options.device) for name in todo]
+        for run in as_completed(runs):
+            result = run.result()
             done[result.name] = result
             change = max(result.eval_change.values(), default=math.nan)
             energy = max(result.energy_change.values(), default=math.nan)

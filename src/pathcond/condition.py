@@ -53,8 +53,8 @@ PACE_WARNING = 0.5  # pace below which a warning says so
 # says so
 SPREAD_WARNING = 2.0
 # root mean square of log λ: below the second, training was not seen to differ at any learning rate
-# (an MLP with BatchNorm as torch initialises it, under "absorb": 0.02); below the first, the model
-# was conditioned before
+# (an MLP with BatchNorm as torch initialises it, under "absorb" with fronts at 1/3: 0.02); below
+# the first, the model was conditioned before
 SETTLED, IN_BALANCE = 1e-4, 0.05
 
 
@@ -83,7 +83,7 @@ def prepare(
     example_inputs: Any,
     *,
     other_inputs: Any = None,
-    normalization: Normalization = "absorb",
+    normalization: Normalization = "batch",
     approximate: bool = False,
     frozen: FrozenPolicy = "keep",
     exclude: str | Iterable[str] = (),
@@ -101,7 +101,8 @@ def prepare(
             )
         return example_inputs
     # Copies, whatever the user does to the inputs later.
-    example_inputs, other_inputs = _copy(example_inputs), _copy(other_inputs)
+    example_inputs = _copy(example_inputs)
+    other_inputs = _copy(other_inputs)
     symmetry = find_symmetry(
         model,
         example_inputs,
@@ -139,7 +140,7 @@ def condition_(
     pace: Pace = None,
     solver: Solver = DEFAULT,
     other_inputs: Any = None,
-    normalization: Normalization = "absorb",
+    normalization: Normalization = "batch",
     frozen: FrozenPolicy = "keep",
     exclude: str | Iterable[str] = (),
     calibrate: bool = True,
@@ -171,7 +172,8 @@ def condition_(
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``, which
             has a criterion of its own.
         normalization: Which side of a normalization layer carries a scale: "absorb" (in front),
-            "gain" (behind), "full" (both), "paper" (one scale through it; keeps eval mode only).
+            "gain" (behind), "full" (both), "batch" (both where it has running statistics, as
+            BatchNorm, else in front), "paper" (one scale through it; keeps eval mode only).
         other_inputs, frozen, exclude: Further examples, and what stays as it is; see
             ``find_symmetry``.
         calibrate: Measure statistics of normalization layers and gates on the batch; False is the
@@ -355,14 +357,9 @@ def _warn_of_what_may_hurt(report: Report, criterion: Criterion) -> None:
 def _warn_where_nothing_is_gained(report: Report) -> None:
     moved = float(report.log_scales.square().mean().sqrt()) if report.num_units else 0.0
     if report.diagonal and SETTLED < moved < IN_BALANCE:
-        behind = any("gain of a normalization" in pin.reason for pin in report.pinned)
         logger.warning(
-            "The weights were in balance but for %.1f %%: training will go as it would have.%s",
+            "The weights were in balance but for %.1f %%: training will go as it would have.",
             100 * math.expm1(moved),
-            ' normalization="full" also frees the scales behind normalization layers, which helps '
-            "networks with BatchNorm at a tuned learning rate."
-            if behind
-            else "",
         )
 
 

@@ -52,7 +52,7 @@ def teleport(
     criterion: Criterion | None = None,
     pace: Pace = None,
     solver: Solver = BETWEEN_STEPS,
-    normalization: Normalization = "absorb",
+    normalization: Normalization = "batch",
     schedule: Callable[[int], bool] | None = None,
     on_teleport: Callable[[Report], object] = lambda report: None,
     **options: Unpack[ConditionOptions],
@@ -161,10 +161,15 @@ class Teleportation:
         on_teleport: Callable[[Report], object],
         options: dict[str, Any],
     ) -> None:
-        self._model, self._prepared, self._options = model, prepared, options
-        self._schedule, self._stride, self._on_teleport = schedule, 1, on_teleport
+        self._model = model
+        self._prepared = prepared
+        self._options = options
+        self._schedule = schedule
+        self._stride = 1
+        self._on_teleport = on_teleport
         if schedule is None and every != "epoch":
-            self._schedule, self._stride = lambda steps: steps % every == 0, every
+            self._schedule = lambda steps: steps % every == 0
+            self._stride = every
         self._steps = self.epochs = self.teleports = self.left_out = 0
         self.report: Report | None = None
         self._decided = 0  # the step at which it was last looked whether to teleport
@@ -265,11 +270,9 @@ class Teleportation:
             raise ValueError(f"This is not the state of a teleport: it has no {', '.join(missing)}")
         self._steps = self._decided = state["steps"]
         self._skipped = None
-        self.epochs, self.teleports, self.left_out = (
-            state["epochs"],
-            state["teleports"],
-            state["left_out"],
-        )
+        self.epochs = state["epochs"]
+        self.teleports = state["teleports"]
+        self.left_out = state["left_out"]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ that knows torch.export.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,109 +44,8 @@ def export_graph(
     """
     with draws:
         program = torch.export.export(model, args, kwargs, strict=False)
-    return _read(program, model, training)
-
-
-def _read(program: torch.export.ExportedProgram, model: nn.Module, training: bool) -> Graph:
-    names = canonical_names(model)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
-    leaves: dict[str, Node] = {}
-    nodes: list[Node] = []
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-
-    def leaf(fx_node: torch.fx.Node) -> Node:
-        spec = specs[fx_node.name]
-        shape, dtype = type_of(fx_node.meta.get("val"))
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            name = names[spec.target]
-            if name not in leaves:  # tied names are one leaf
-                kind = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
-                value = None if kind == "parameter" else tensors[name]
-                leaves[name] = Node(name=name, op=kind, shape=shape, dtype=dtype, value=value)
-                nodes.append(leaves[name])
-            return leaves[name]
-        if spec.kind is InputKind.CONSTANT_TENSOR:
-            # A tensor that is an attribute of a module but no buffer, or a literal in forward.
-            return add(
-                Node(
-                    name=spec.target,
-                    op="constant",
-                    shape=shape,
-                    dtype=dtype,
-                    value=program.constants[spec.target],
-                )
-            )
-        return add(Node(name=fx_node.name, op="input", shape=shape, dtype=dtype))
-
-    def add(node: Node) -> Node:
-        nodes.append(node)
-        return node
-
-    def walk(graph_module: torch.fx.GraphModule, inputs: list[Any] | None, prefix: str) -> Any:
-        made: dict[torch.fx.Node, Any] = {}
-        placeholders = iter(inputs or [])
-        for fx_node in graph_module.graph.nodes:
-            args = torch.fx.node.map_arg(fx_node.args, lambda n: made[n])
-            kwargs = torch.fx.node.map_arg(fx_node.kwargs, lambda n: made[n])
-            if fx_node.op == "placeholder":
-                made[fx_node] = next(placeholders) if inputs is not None else leaf(fx_node)
-            elif fx_node.op == "get_attr":
-                made[fx_node] = operator.attrgetter(fx_node.target)(graph_module)
-                if isinstance(made[fx_node], Tensor):
-                    value = made[fx_node]
-                    made[fx_node] = add(
-                        Node(
-                            name=prefix + fx_node.name,
-                            op="constant",
-                            shape=tuple(value.shape),
-                            dtype=value.dtype,
-                            value=value,
-                        )
-                    )
-            elif fx_node.op == "output":
-                return args[0]
-            # torch.export's own input guards: they compute nothing
-            elif fx_node.op == "call_module":
-                made[fx_node] = None
-            elif isinstance(fx_node.target, torch._ops.HigherOrderOperator):
-                made[fx_node] = inline(fx_node, args, prefix)
-            elif fx_node.target is operator.getitem and isinstance(args[0], (tuple, list)):
-                made[fx_node] = args[0][args[1]]
-            else:
-                shape, dtype = type_of(fx_node.meta.get("val"))
-                module, line = place_of(fx_node)
-                made[fx_node] = add(
-                    Node(
-                        name=prefix + fx_node.name,
-                        op=op_name(fx_node.target),
-                        target=fx_node.target,
-                        args=args,
-                        kwargs=kwargs,
-                        shape=shape,
-                        dtype=dtype,
-                        module=module,
-                        line=line,
-                    )
-                )
-        return None
-
-    def inline(fx_node: torch.fx.Node, args: tuple, prefix: str) -> Any:
-        """Blocks under no_grad or autocast are sub-graphs that run once: their calls join the
-        list.
-        """
-        at = next((i for i, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule)), None)
-        name = str(fx_node.target)
-        wraps_once = "wrap_with_" in name
-        if at is None or not wraps_once:
-            raise UnsupportedModelError(
-                f"The model uses {name} at {', '.join(place_of(fx_node))}: "
-                "control flow that depends on the data cannot be analysed."
-            )
-        return walk(args[at], list(args[at + 1 :]), f"{prefix}{fx_node.name}.")
-
-    returned = walk(program.graph_module, None, "")
+    reader = _Reader(program, model)
+    returned = reader.read(program.graph_module)
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
     # A buffer that forward updates must keep its scale too, so mutated buffers count as outputs.
     outputs = [
@@ -155,9 +55,115 @@ def _read(program: torch.export.ExportedProgram, model: nn.Module, training: boo
         out for kind, out in zip(kinds, returned, strict=True) if kind is OutputKind.USER_OUTPUT
     ]
     return Graph(
-        nodes=alive(nodes, outputs),
+        nodes=alive(reader.nodes, outputs),
         outputs=tuple(outputs),
         returned=tuple(to_user),
         training=training,
-        called=called_parameters(nodes),
+        called=called_parameters(reader.nodes),
     )
+
+
+class _Reader:
+    """Makes the nodes of an exported program, in order.
+
+    Attributes:
+        nodes: Those so far.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, model: nn.Module) -> None:
+        self.nodes: list[Node] = []
+        self._constants = program.constants
+        self._specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        self._names = canonical_names(model)
+        self._buffers = dict(model.named_buffers(remove_duplicate=False))
+        self._tied: dict[str, Node] = {}
+
+    def read(
+        self, graph_module: torch.fx.GraphModule, inputs: Iterable[Any] | None = None, at: str = ""
+    ) -> Any:
+        """Read one graph, and return what it returns.
+
+        Args:
+            graph_module: The program's own, or that of a block in it.
+            inputs: Of a block; the program's own inputs are leaves.
+            at: Prefix of the names of the nodes.
+        """
+        made: dict[torch.fx.Node, Any] = {}
+        given = None if inputs is None else iter(inputs)
+        for fx_node in graph_module.graph.nodes:
+            args = torch.fx.node.map_arg(fx_node.args, lambda n: made[n])
+            kwargs = torch.fx.node.map_arg(fx_node.kwargs, lambda n: made[n])
+            if fx_node.op == "placeholder":
+                made[fx_node] = self._leaf(fx_node) if given is None else next(given)
+            elif fx_node.op == "get_attr":
+                attribute = operator.attrgetter(fx_node.target)(graph_module)
+                is_tensor = isinstance(attribute, Tensor)
+                name = at + fx_node.name
+                made[fx_node] = self._constant(name, attribute) if is_tensor else attribute
+            elif fx_node.op == "output":
+                return args[0]
+            # torch.export's own input guards: they compute nothing
+            elif fx_node.op == "call_module":
+                made[fx_node] = None
+            elif isinstance(fx_node.target, torch._ops.HigherOrderOperator):
+                made[fx_node] = self._inline(fx_node, args, at)
+            elif fx_node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+                made[fx_node] = args[0][args[1]]
+            else:
+                made[fx_node] = self._call(fx_node, args, kwargs, at)
+        return None
+
+    def _leaf(self, fx_node: torch.fx.Node) -> Node:
+        spec = self._specs[fx_node.name]
+        shape, dtype = type_of(fx_node.meta.get("val"))
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            # A tensor that is an attribute of a module but no buffer, or a literal in forward.
+            return self._constant(spec.target, self._constants[spec.target])
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER):
+            return self._add(Node(name=fx_node.name, op="input", shape=shape, dtype=dtype))
+        name = self._names[spec.target]
+        if name not in self._tied:  # tied names are one leaf
+            kind = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
+            value = None if kind == "parameter" else self._buffers[name]
+            self._tied[name] = self._add(
+                Node(name=name, op=kind, shape=shape, dtype=dtype, value=value)
+            )
+        return self._tied[name]
+
+    def _constant(self, name: str, value: Tensor) -> Node:
+        shape, dtype = type_of(value)
+        return self._add(Node(name=name, op="constant", shape=shape, dtype=dtype, value=value))
+
+    def _call(self, fx_node: torch.fx.Node, args: Any, kwargs: Any, at: str) -> Node:
+        shape, dtype = type_of(fx_node.meta.get("val"))
+        module, line = place_of(fx_node)
+        return self._add(
+            Node(
+                name=at + fx_node.name,
+                op=op_name(fx_node.target),
+                target=fx_node.target,
+                args=args,
+                kwargs=kwargs,
+                shape=shape,
+                dtype=dtype,
+                module=module,
+                line=line,
+            )
+        )
+
+    def _inline(self, fx_node: torch.fx.Node, args: Any, at: str) -> Any:
+        """Blocks under no_grad or autocast are sub-graphs that run once: their calls join the
+        list.
+        """
+        block = next((i for i, a in enumerate(args) if isinstance(a, torch.fx.GraphModule)), None)
+        name = str(fx_node.target)
+        if block is None or "wrap_with_" not in name:
+            raise UnsupportedModelError(
+                f"The model uses {name} at {', '.join(place_of(fx_node))}: "
+                "control flow that depends on the data cannot be analysed."
+            )
+        return self.read(args[block], args[block + 1 :], f"{at}{fx_node.name}.")
+
+    def _add(self, node: Node) -> Node:
+        self.nodes.append(node)
+        return node

@@ -104,6 +104,9 @@ class Node:
         )
 
 
+START = Node(name="start", op="start")  # no node yet
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """All calls of one forward pass in order.
@@ -188,4 +191,4 @@ def place_of(fx_node: torch.fx.Node) -> tuple[str, str]:
     if not users:
         return module, ""
     frame = users[-1]
-    return module, f"{os.path.basename(frame['file'])}:{frame['line']} `{frame['code'].strip()}`"
+    return (module, f"{os.path.basename(frame['file'])}:{frame['line']} `{frame['code'].strip()}`")

@@ -100,7 +100,7 @@ def pathcond() -> None:
 def inspect(
     target: Target,
     input: InputShape = None,
-    normalization: Side = Normalization.absorb,
+    normalization: Side = Normalization.batch,
     approximate: Approximate = False,
     exclude: Exclude = None,
     move_frozen: MoveFrozen = False,
@@ -137,7 +137,7 @@ def condition(
         typer.Option(help="Weights to start from (safetensors); default: as the target comes"),
     ] = None,
     input: InputShape = None,
-    normalization: Side = Normalization.absorb,
+    normalization: Side = Normalization.batch,
     approximate: Approximate = False,
     exclude: Exclude = None,
     move_frozen: MoveFrozen = False,

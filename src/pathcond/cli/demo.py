@@ -86,15 +86,13 @@ def runs(batch: Tensor) -> list[Run]:
     true optimum of the paper's criterion, which is the one for small rates.
     """
     balancing = {"solver": ENorm(), "normalization": "paper", "verify": False}
-    baseline, enorm = (
-        Run("baseline", network()),
-        Run("ENorm every epoch", network(), every_epoch=balancing),
-    )
+    baseline = Run("baseline", network())
+    enorm = Run("ENorm every epoch", network(), every_epoch=balancing)
     paper, exact = network(), network()
     as_in_paper = condition_(
         paper, batch, solver=CoordinateDescent(), normalization="paper", calibrate=False
     )
-    at_optimum = condition_(exact, batch, criterion=PathKernel())
+    at_optimum = condition_(exact, batch, criterion=PathKernel(), normalization="absorb")
     return [
         baseline,
         enorm,
@@ -138,7 +136,9 @@ def run(out: Path, epochs: int = 60) -> None:
     """Train with live progress, print the table, write the page."""
     from rich.console import Console
 
-    console, threads, start = Console(), torch.get_num_threads(), time.perf_counter()
+    console = Console()
+    threads = torch.get_num_threads()
+    start = time.perf_counter()
     x, y = digits()
     results: dict[float, list[Run]] = {}
     torch.set_num_threads(1)  # such small matrices are quicker on one core

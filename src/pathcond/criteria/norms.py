@@ -74,7 +74,7 @@ class BalancedNorms(Criterion):
 
     Weights that feed a unit then have the same norm as the weights that read it. Biases do not
     count but are scaled along. What holds the scales that a norm makes free: behind it ("gain",
-    "full") its gain and shift count, as what feeds the unit. In front of it ("absorb", "full")
+    "full", "batch") its gain and shift count, as what feeds the unit. In front of it (not "gain")
     weights have no other side to be in balance with, and would shrink for ever; they are held at
     norm one, unit by unit (Σ |θ|^p = 1, to a percent or so).
 

@@ -144,48 +144,27 @@ class Problem:
         g = select_counted(symmetry, energies)
         ranks = ranks_of(g)
         total = _check_total(g, ranks)
-        found_pairs: list[ClassPairs] = []
-        counts: list[Tensor] = []
-        blocks, pairs, fixed = [], [], []
-        for name, whole in g.items():  # nothing here waits for the device
+        sums = _Sums(total)
+        for name, whole in g.items():
             values = local(whole)
             if ranks.sharded and not (counts_here(whole, ranks.rank) and values.numel()):
                 continue
-            if name not in symmetry.scalings:
-                fixed.append(
-                    torch.stack(
-                        [
-                            values.double().sum() / total,
-                            _weights(name, values, weights).sum().double(),
-                        ]
-                    )
-                )
-                continue
-            class_pairs = _class_pairs(symmetry.scalings[name], whole)
-            found_pairs.append(class_pairs)
-            counts += class_pairs.counts(_weights(name, values, weights))
-            if not class_pairs.dense:
-                pairs.append(Pairs(*class_pairs.pairs(values.double() / total)))
-                continue
-            block = Block(
-                class_pairs.rows, class_pairs.columns, class_pairs.matrix(values.double()) / total
-            )
-            if min(block.energy.shape) > 1:
-                blocks.append(block)
+            own_weights = _weights(name, values, weights)
+            if name in symmetry.scalings:
+                sums.add(_class_pairs(symmetry.scalings[name], whole), values, own_weights)
             else:
-                rows, columns = torch.broadcast_tensors(block.rows, block.columns)
-                pairs.append(Pairs(rows, columns, block.energy.flatten()))
+                sums.add_fixed(values, own_weights)
         device = next((values.device for values in g.values()), torch.device("cpu"))
-        entries = torch.tensor(float(sum(block.energy.numel() for block in blocks)))
+        entries = torch.tensor(float(sum(block.energy.numel() for block in sums.blocks)))
         if float(ranks.maximum(entries)) <= SMALL:
             device = torch.device("cpu")
         class_matrix = symmetry.class_matrix.to(device)
-        n, own = _numbers(found_pairs, counts, class_matrix.num_classes, device)
-        single = _join(pairs, device)
+        n, own = _numbers(sums.class_pairs, sums.counts, class_matrix.num_classes, device)
+        single = _join(sums.pairs, device)
         kept = (single.rows != single.columns) & (single.energy > 0)
         others = (
-            torch.stack(fixed).sum(0).to(device)
-            if fixed
+            torch.stack(sums.fixed).sum(0).to(device)
+            if sums.fixed
             else torch.zeros(2, dtype=torch.float64, device=device)
         )
         others += torch.stack(
@@ -195,7 +174,8 @@ class Problem:
         lower, upper = _box(symmetry.num_units, bounds, device, power)
         return cls(
             blocks=tuple(
-                Block(b.rows.to(device), b.columns.to(device), b.energy.to(device)) for b in blocks
+                Block(b.rows.to(device), b.columns.to(device), b.energy.to(device))
+                for b in sums.blocks
             ),
             pairs=Pairs(single.rows[kept], single.columns[kept], single.energy[kept]),
             fixed=rest,
@@ -230,7 +210,8 @@ class Problem:
         (num_classes,).
         """
         x, y = x[self.rows], y[self.columns]
-        to_rows, to_columns = torch.empty_like(x), torch.empty_like(y)
+        to_rows = torch.empty_like(x)
+        to_columns = torch.empty_like(y)
         row = column = 0
         for block in self.blocks:  # both products at once, while the block is in the cache
             height, width = block.energy.shape
@@ -280,6 +261,44 @@ class Problem:
         return Point(self, u)
 
 
+class _Sums:
+    """Energies and weights summed up over classes, one parameter tensor after the other. Nothing
+    here waits for the device.
+
+    Attributes:
+        blocks, pairs: Energies of what some unit rescales, relative to the sum of all.
+        class_pairs, counts: The classes of every tensor, and the weights of each.
+        fixed: (energy, weight) of the tensors that no unit rescales.
+    """
+
+    def __init__(self, total: float) -> None:
+        """``total`` is the sum of all energies."""
+        self.total = total
+        self.blocks: list[Block] = []
+        self.pairs: list[Pairs] = []
+        self.class_pairs: list[ClassPairs] = []
+        self.counts: list[Tensor] = []
+        self.fixed: list[Tensor] = []
+
+    def add(self, class_pairs: ClassPairs, energies: Tensor, weights: Tensor) -> None:
+        self.class_pairs.append(class_pairs)
+        self.counts += class_pairs.counts(weights)
+        if not class_pairs.dense:
+            self.pairs.append(Pairs(*class_pairs.pairs(energies.double() / self.total)))
+            return
+        energy = class_pairs.matrix(energies.double()) / self.total
+        if min(energy.shape) > 1:
+            self.blocks.append(Block(class_pairs.rows, class_pairs.columns, energy))
+        else:
+            rows, columns = torch.broadcast_tensors(class_pairs.rows, class_pairs.columns)
+            self.pairs.append(Pairs(rows, columns, energy.flatten()))
+
+    def add_fixed(self, energies: Tensor, weights: Tensor) -> None:
+        self.fixed.append(
+            torch.stack([energies.double().sum() / self.total, weights.sum().double()])
+        )
+
+
 class Point:
     """F at one u; what is asked for is computed once.
 
@@ -294,10 +313,8 @@ class Point:
         # of a parameter that the class multiplies, or divides
         self.shrink, self.grow = (-v).exp(), v.exp()
         to_rows, to_columns = problem.through(self.shrink, self.grow)
-        self.by_row, self.by_column = (
-            self.shrink[problem.rows] * to_rows,
-            self.grow[problem.columns] * to_columns,
-        )
+        self.by_row = self.shrink[problem.rows] * to_rows
+        self.by_column = self.grow[problem.columns] * to_columns
         self.energy = problem.fixed + float(problem.ranks.sum(self.by_row.sum()))  # E(u) / E(0)
 
     @property
@@ -375,7 +392,8 @@ class Point:
             .index_add_(0, problem.rows, at_rows)
             .index_add_(0, problem.columns, at_columns)
         )
-        total, coefficients = problem.ranks.sum(total), C.coefficients**power
+        total = problem.ranks.sum(total)
+        coefficients = C.coefficients**power
         return ClassMatrix(C.classes, C.units, coefficients, C.num_classes).apply_transposed(
             total, problem.num_units
         )
@@ -465,7 +483,8 @@ def sides_of(symmetry: Symmetry, values: Mapping[str, Tensor]) -> tuple[Tensor, 
             continue
         pairs = _class_pairs(symmetry.scalings[name], whole)
         if pairs.dense and min(len(pairs.rows), len(pairs.columns)) > 1:
-            rows, columns = pairs.rows[pairs.r.flatten()], pairs.columns[pairs.c.flatten()]
+            rows = pairs.rows[pairs.r.flatten()]
+            columns = pairs.columns[pairs.c.flatten()]
             by_row, by_column = pairs.counts(here)
         else:
             rows, columns, sums = pairs.pairs(here)
@@ -493,7 +512,8 @@ def _check_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
     device = held[0].device if held else torch.device("cpu")
     found = [torch.stack([values.sum(), values.min()]) for values in held if values.numel()]
     sums = torch.stack(found) if found else torch.zeros(1, 2, dtype=torch.float64, device=device)
-    total, smallest = float(ranks.sum(sums[:, 0].sum())), -float(ranks.maximum(-sums[:, 1].min()))
+    total = float(ranks.sum(sums[:, 0].sum()))
+    smallest = -float(ranks.maximum(-sums[:, 1].min()))
     if not (math.isfinite(total) and total > 0 and smallest >= 0):
         raise ValueError(
             "Energies must be finite, not negative, and positive somewhere: their sum is "

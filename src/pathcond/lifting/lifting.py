@@ -49,8 +49,9 @@ from ..distributed.sharding import gather, is_sharded, local, shard_like
 from ..errors import EnergyRangeError, UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
 from ..opaque.around import Child, capture_around, children_on, names_inside, relocate
-from ..rules.energies import PathSum
+from ..rules.energies import Energies, PathSum, power_of
 from ..wrappers import unwrap
+from .batch_values import BatchValues
 from .energy_pass import LARGE, EnergyPass, Lifted, MissingValueError
 from .sample import Prepared, Sample
 
@@ -406,7 +407,7 @@ class Walk:
             return (
                 torch.ones(theta.shape, dtype=torch.float64, device=self.device)
                 if count
-                else walk.power(gather(theta))
+                else power_of(gather(theta), p, self.device)
             )
 
         def edges(name: str) -> Tensor:
@@ -424,23 +425,28 @@ class Walk:
             received[name] = shard_like(_dense(gradient), self.parameters[name])
 
         regathered = _Regathered(power)
+        calibrate = self.calibrate and not count
 
-        walk = kind(
-            p=p,
-            approximate=self.approximate,
-            calibrate=self.calibrate and not count,
-            device=self.device,
-            graph=self.sample.graph,
-            edges=edges,
-            release=regathered.forget,
-            parameters=self.parameters,
-            buffers=self.buffers,
-            inputs=self.sample.inputs,
-            fresh=_fresh_statistics(self.model),
-            watch=watch,
-            measure_all=measure_all,
-            normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
-        )
+        def make(measure_all: bool) -> EnergyPass:
+            batch = BatchValues(
+                graph=self.sample.graph,
+                parameters=self.parameters,
+                buffers=self.buffers,
+                inputs=self.sample.inputs,
+                fresh=_fresh_statistics(self.model),
+                calibrate=calibrate,
+                measure_all=measure_all,
+                device=self.device,
+            )
+            return kind(
+                batch,
+                Energies(batch, p, self.approximate, calibrate, self.device),
+                edges,
+                release=regathered.forget,
+                watch=watch,
+                normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
+            )
+
         with contextlib.ExitStack() as stack:
             stack.enter_context(uninterrupted())
             stack.enter_context(isolated(self.model, training=False))
@@ -452,10 +458,9 @@ class Walk:
                 )
             stack.enter_context(interruptible())
             try:
-                return walk.run()
+                return make(measure_all).run()
             except MissingValueError:
-                walk = replace(walk, measure_all=True, edges=edges, cuts={}, sinks=[])
-                return walk.run()
+                return make(True).run()
 
     def explain_overflow(self, p: float) -> None:
         """Find the first layer whose energy is not finite."""

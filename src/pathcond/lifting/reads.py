@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,11 +103,12 @@ def _gradients(
     received: dict[str, Tensor] = {}
     inputs: dict[Node, int] = {}
 
-    def make_pass(**options: Any) -> _ReadingPass:
-        return _ReadingPass(**options, inputs_of=inputs)
-
     lifted = walk.run(
-        p=2, received=received, count=not measured, kind=make_pass, measure_all=measured
+        p=2,
+        received=received,
+        count=not measured,
+        kind=partial(_ReadingPass, inputs_of=inputs),
+        measure_all=measured,
     )
     if lifted.total.requires_grad:
         lifted.total.backward()
@@ -128,59 +130,64 @@ def _uses(graph: Graph) -> dict[str, list[Node]]:
     return found
 
 
-@dataclass
 class _ReadingPass(EnergyPass):
     """A walk on which every contraction reads the squares of real values, or ones where it counts,
     in place of the energy of paths; its total is the sum over all contractions.
-
-    Attributes:
-        inputs_of: Where it counts, how many products an output of each contraction sums up.
     """
 
-    contracted: list[Tensor] = field(default_factory=list)
-    inputs_of: dict[Node, int] = field(default_factory=dict)
+    def __init__(self, *given: Any, inputs_of: dict[Node, int], **options: Any) -> None:
+        """
+        Args:
+            given, options: As in ``EnergyPass``.
+            inputs_of: Takes, where it counts, how many products an output of each contraction sums
+                up.
+        """
+        super().__init__(*given, **options)
+        self.inputs_of = inputs_of
+        self.contracted: list[Tensor] = []
 
-    def _apply(self, rule: Rule, arguments: dict[str, Any]) -> Any:
+    def apply(self, node: Node, rule: Rule, arguments: dict[str, Any]) -> Any:
         weights = [a for a in tree_leaves(arguments) if isinstance(a, Edges) and a.power.dim() > 1]
         # Of two weights each would read the other.
         if not rule.family.contracts or len(weights) != 1:
-            return super()._apply(rule, arguments)
-        self.operands = {
-            name: self._as_read(self.node.bound[name], value) for name, value in arguments.items()
-        }
-        self.exponent = 0
-        result = super()._apply(rule, self.operands)
+            return super().apply(node, rule, arguments)
+        operands = {name: self._as_read(node.bound[name], a) for name, a in arguments.items()}
+        self.energies.exponent = 0
+        result = self._apply_to(node, rule, operands)
         if isinstance(result, Tensor):
             self.contracted.append(result)
-            if not self.calibrate:
-                self.inputs_of[self.node] = self._inputs(rule, result)
+            if not self.energies.calibrate:
+                self.inputs_of[node] = self._inputs(node, rule, operands, result)
         return result
 
-    def _inputs(self, rule: Rule, result: Tensor) -> int:
+    def _apply_to(self, node: Node, rule: Rule, operands: dict[str, Any]) -> Any:
+        self.energies.operands = operands
+        return super().apply(node, rule, operands)
+
+    def _inputs(self, node: Node, rule: Rule, operands: dict[str, Any], result: Tensor) -> int:
         """How many products an output sums up."""
-        weight = self.operands.get("weight")
-        if isinstance(weight, Edges) and self.node.op.startswith("conv"):
+        weight = operands.get("weight")
+        if isinstance(weight, Edges) and node.op.startswith("conv"):
             # Padding is not counted in the result, and on a small map may be most of the kernel.
             outputs = weight.power.shape[0]
-            if "transpose" in self.node.op or self.node.bound.get("transposed"):
-                outputs = weight.power.shape[1] * int(self.node.bound["groups"])
+            if "transpose" in node.op or node.bound.get("transposed"):
+                outputs = weight.power.shape[1] * int(node.bound["groups"])
             return max(1, weight.power.numel() // outputs)
         silent = tree_map(
             lambda a: PathSum(torch.zeros_like(a.power)) if isinstance(a, PathSum) else a,
-            self.operands,
+            operands,
         )
-        self.operands = silent
-        biases = super()._apply(rule, silent)
+        biases = self._apply_to(node, rule, silent)
         assert isinstance(biases, Tensor)
         return max(1, round(float((result - biases).detach().max()))) if result.numel() else 1
 
     def _as_read(self, given: Any, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [self._as_read(*pair) for pair in zip(given, value, strict=True)]
-        return PathSum(self._frozen_power(given)) if isinstance(value, PathSum) else value
+        return PathSum(self.energies.frozen_power(given)) if isinstance(value, PathSum) else value
 
-    def _collect(self) -> Lifted:
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+    def collect(self) -> Lifted:
+        total = torch.zeros((), dtype=torch.float64, device=self.energies.device)
         for result in self.contracted:
             total = total + result.sum()
-        return Lifted(total=total, exponent=0, cuts=self.cuts)
+        return Lifted(total=total, exponent=0, cuts=self.energies.cuts)

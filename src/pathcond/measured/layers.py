@@ -52,18 +52,18 @@ class BalancedLayers(Criterion):
     """Norms in balance, in which layers with many outputs and layers that amplify count more; see
     the head of this module for the formula.
 
-    Weights in front of a normalization layer ("absorb", "full") have no other side to be in balance
-    with. Their length decides how fast they learn, and nothing else; they are held at one length.
+    Weights in front of a BatchNorm have no other side to be in balance with, where its statistics
+    follow. Their length decides how fast they learn, and nothing else; they are held at one length.
 
     Attributes:
         share: How much the size of activations counts, from 0 to 1.
         front: The squared norm at which the weights of every unit in front of a normalization layer
-            are held, to a percent or so. 1/3 is that of torch's initialisation, so that a fresh
-            network keeps its pace.
+            are held, to a percent or so. torch's initialisation has 1/3. The default is less: these
+            weights learn faster then, as much as the balance behind the norm makes others slower.
     """
 
     share: float = 0.25
-    front: float = 1 / 3
+    front: float = 0.1
     measures: ClassVar[Measurement] = "reads"
     shares_energy: ClassVar[bool] = False
     is_balance: ClassVar[bool] = True
@@ -125,12 +125,14 @@ def even_activations(symmetry: Symmetry, reads: Mapping[str, Reads], start: Tens
         start: The log-scales from which d goes on, (num_units,).
     """
     started = symmetry.class_log_scales(start)
-    count, total = torch.zeros_like(started), torch.zeros_like(started)
+    count = torch.zeros_like(started)
+    total = torch.zeros_like(started)
     for name, read in reads.items():
         scaling = symmetry.scalings.get(name)
         if scaling is None or read.shared:
             continue
-        squares, classes = gather(read.squares), scaling.minus.long()
+        squares = gather(read.squares)
+        classes = scaling.minus.long()
         size = float((squares * (2 * started[classes]).exp().to(squares.device)).mean())
         if size > 0:
             classes = classes.unique()

@@ -61,7 +61,8 @@ def _norm(
             input, [axis for axis in axes if axis < input.dim()], correction=0, keepdim=True
         )
     else:
-        mean, variance = running_mean.view(shape), running_var.view(shape)
+        mean = running_mean.view(shape)
+        variance = running_var.view(shape)
     y = (input - mean) / (variance + eps).sqrt()
     y = y if weight is None else y * weight.view(shape)
     return y if bias is None else y + bias.view(shape)
@@ -71,7 +72,7 @@ def count_symmetries(
     model: nn.Module,
     example_inputs: Any,
     *,
-    normalization: str = "absorb",
+    normalization: str = "batch",
     samples: int = 4,
     seed: int = 0,
 ) -> int:
@@ -87,9 +88,9 @@ def count_symmetries(
     Elements that no output depends on (a key's bias, which softmax cancels) are left out. ε of
     LayerNorm and its kin is set to 0.1, so that invariance up to ε does not pass for a symmetry.
     Coordinates are the parameters and, for BatchNorm, the running mean and σ = √(var + ε). Rows
-    come from eval mode and from train mode with ε = 0. "absorb" drops γ and β from R, "gain" mean
-    and σ, "paper" γ, σ and the train rows. The direction of a weight norm, whose own scale cancels,
-    is dropped always.
+    come from eval mode and from train mode with ε = 0. "absorb" drops γ and β from R, "batch"
+    those of norms without running statistics, "gain" mean and σ, "paper" γ, σ and the train rows.
+    The direction of a weight norm, whose own scale cancels, is dropped always.
 
     Args:
         model: A small network; it is copied.
@@ -149,19 +150,24 @@ def _coordinates(model: nn.Module) -> dict[str, Tensor]:
 
 def _find_dropped(model: nn.Module, names: Any, normalization: str) -> set[str]:
     """Coordinates that the policy does not let move."""
-    gains, biases = set(), set()
+    gains = set()
+    biases = set()
+    without_statistics = set()
     for prefix, module in model.named_modules():
         if isinstance(module, BATCH_NORMS + OTHER_NORMS) or type(module).__name__.endswith(
             "RMSNorm"
         ):
             gains.add(f"{prefix}.weight")
             biases.add(f"{prefix}.bias")
+            if getattr(module, "running_var", None) is None:
+                without_statistics |= {f"{prefix}.weight", f"{prefix}.bias"}
     directions = {name for name in names if name.endswith((".weight_v", "weight.original1"))}
     means, sigmas = ({name for name in names if name.endswith(end)} for end in ("#mean", "#sigma"))
     held = {
         "absorb": gains | biases,
         "gain": means | sigmas,
         "full": set(),
+        "batch": without_statistics,
         "paper": gains | sigmas,
     }
     return held[normalization] | directions
@@ -172,7 +178,9 @@ def _generators(model: nn.Module, sizes: dict[str, torch.Size], dropped: set[str
     convolutions = {
         f"{prefix}.weight": m for prefix, m in model.named_modules() if isinstance(m, CONVOLUTIONS)
     }
-    columns, offset, total = [], 0, sum(shape.numel() for shape in sizes.values())
+    columns = []
+    offset = 0
+    total = sum(shape.numel() for shape in sizes.values())
     for name, shape in sizes.items():
         index = torch.arange(offset, offset + shape.numel()).view(shape)
         offset += shape.numel()

@@ -119,12 +119,9 @@ def rescale_(
             plan = _plan(
                 model,
                 symmetry,
-                log_scales,
-                rounded,
-                verify,
-                list_optimizers(optimizer),
-                optimizer_state,
-                copies,
+                _round_to_powers(log_scales) if rounded else log_scales,
+                _Along(copies, list_optimizers(optimizer), optimizer_state),
+                verify=verify,
             )
         ranks.same("log-scales", {"log_scales": torch.as_tensor(log_scales)})
         ranks.same(
@@ -241,15 +238,28 @@ def _round_to_powers(log_scales: Tensor) -> Tensor:
     return (torch.as_tensor(log_scales).double() / math.log(2)).round() * math.log(2)
 
 
+@dataclass(frozen=True)
+class _Along:
+    """What moves along with a model.
+
+    Attributes:
+        copies: Averages and masters of it.
+        optimizers: Its optimizers.
+        optimizer_state: What becomes of their state.
+    """
+
+    copies: list[nn.Module | Mapping[str, Tensor]]
+    optimizers: list[torch.optim.Optimizer]
+    optimizer_state: str
+
+
 def _plan(
     model: nn.Module,
     symmetry: Symmetry,
     log_scales: Tensor,
-    rounded: bool,
+    along: _Along,
+    *,
     verify: bool,
-    optimizers: list[torch.optim.Optimizer],
-    optimizer_state: str,
-    copies: list[nn.Module | Mapping[str, Tensor]],
 ) -> _Plan:
     """Compute everything that is to be written, and raise every reason why it cannot be."""
     named = {
@@ -258,7 +268,7 @@ def _plan(
         if name in symmetry.shapes
     }
     peaks = _refuse_unusable(model, symmetry, log_scales, named)
-    t = symmetry.class_log_scales(_round_to_powers(log_scales) if rounded else log_scales)
+    t = symmetry.class_log_scales(log_scales)
     parts, variances = _parts(symmetry, t, named)
     factors = {name: Factor.of(of_name, named[name]) for name, of_name in parts.items()}
     tensors = {name: local(named[name]) for name in [*factors, *variances]}
@@ -266,20 +276,13 @@ def _plan(
         {name: factor.times(tensors[name]) for name, factor in factors.items()} if verify else {}
     )
     _refuse_overflow(factors, variances, tensors, peaks, values if verify else None)
-    others = [_tensors_of(copy, named, [*factors, *variances]) for copy in copies]
+    others = [_tensors_of(copy, named, [*factors, *variances]) for copy in along.copies]
     copied = [
         (name, other[name], Factor.of(parts[name], other[name]))
         for other in others
         for name in parts
         if name in other
     ]
-    scaled = [*((name, named[name], factor) for name, factor in factors.items()), *copied]
-    moves = [
-        Move.of(f"the gradient of {name}", tensor.grad, f, -1)
-        for name, tensor, f in scaled
-        if tensor.grad is not None
-    ]
-    moves += [Move.of(f"{name} of a copy", tensor, factor, 1) for name, tensor, factor in copied]
     settings = [
         Setting(
             f"{name} of a copy",
@@ -290,9 +293,33 @@ def _plan(
         for name in variances
         if name in other
     ]
-    _say_what_no_optimizer_holds(require_own(optimizers, model, copies), scaled)
-    moved = transport(optimizers, optimizer_state, scaled)
-    moves += moved.moves
+    scaled = [*((name, named[name], factor) for name, factor in factors.items()), *copied]
+    _say_what_no_optimizer_holds(require_own(along.optimizers, model, along.copies), scaled)
+    moved = transport(along.optimizers, along.optimizer_state, scaled)
+    moves = [
+        *(
+            Move.of(f"the gradient of {name}", tensor.grad, factor, -1)
+            for name, tensor, factor in scaled
+            if tensor.grad is not None
+        ),
+        *(Move.of(f"{name} of a copy", tensor, factor, 1) for name, tensor, factor in copied),
+        *moved.moves,
+    ]
+    _refuse_to_move(tensors, moves, settings)
+    return _Plan(
+        tensors=tensors,
+        factors=factors,
+        values=values | variances,
+        moves=moves,
+        settings=settings,
+        transport=moved,
+    )
+
+
+def _refuse_to_move(tensors: dict[str, Tensor], moves: list[Move], settings: list[Setting]) -> None:
+    """Raise what is wrong with tensors that move along: overflow, negative variances, shared
+    memory.
+    """
     problems = list_problems(moves)
     problems += [
         f"{setting.what} would become negative"
@@ -308,14 +335,6 @@ def _plan(
         for one, other in find_overlaps(written)
     ]
     _raise(problems)
-    return _Plan(
-        tensors=tensors,
-        factors=factors,
-        values=values | variances,
-        moves=moves,
-        settings=settings,
-        transport=moved,
-    )
 
 
 def _say_what_no_optimizer_holds(
@@ -467,9 +486,13 @@ def _parts(
     left out.
     """
     factors, variances = {}, {}
-    grow, shrink, moves = exp(t), exp(-t), t != 0
+    grow = exp(t)
+    shrink = exp(-t)
+    moves = t != 0
     for name, scaling in symmetry.scalings.items():
-        tensor, plus, minus = tensors[name], scaling.plus.long(), scaling.minus.long()
+        tensor = tensors[name]
+        plus = scaling.plus.long()
+        minus = scaling.minus.long()
         if scaling.epsilon is not None:
             if bool(moves[plus].any()):
                 variances[name] = _move_variance(tensor, scaling, t)
@@ -501,7 +524,8 @@ def _refuse_overflow(
     """
     problems = []
     for name, factor in factors.items():
-        tensor, range_ = tensors[name], torch.finfo(tensors[name].dtype)
+        tensor = tensors[name]
+        range_ = torch.finfo(tensors[name].dtype)
         smallest, greatest = factor.bounds
         # Nothing is lost while factors stay this far inside the type's range.
         if not tensor.numel() or (

@@ -20,15 +20,14 @@ carries a power of two.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..capture.nodes import Node
+from ..capture.nodes import START, Node
 from ..trees import tree_leaves, tree_map
 from .picking import same_order
 from .samples import Samples
@@ -113,11 +112,22 @@ class _Freeze:
 FREEZE = _Freeze()
 
 
+class Batch(Protocol):
+    """The values of a graph's nodes on the example batch."""
+
+    def of(self, node: Node) -> Any:
+        """``Samples``, or one value where the node does not depend on the data."""
+
+    def statistics(self, node: Node) -> tuple[Tensor, Tensor]:
+        """(mean, variance) per channel by which a BatchNorm normalises, ε to be added."""
+
+
 @dataclass
-class Energies(ABC):
+class Energies:
     """One walk over a graph, as the rules see it.
 
     Attributes:
+        batch: What is measured on the example batch.
         p: Exponent of the path norm; 0 counts paths.
         approximate: Whether smooth activations pass energy as ReLU does.
         calibrate: Whether data-dependent factors are measured; 1 otherwise.
@@ -126,35 +136,31 @@ class Energies(ABC):
             operands unless they multiply.
         operands: The node's arguments by name, nodes replaced by what is in flight.
         alternative: Which of several ``Alternatives`` is at work.
+        cuts: Where paths end without reaching an output: (node, operand through which they came),
+            and why.
     """
 
+    batch: Batch
     p: float
     approximate: bool = False
     calibrate: bool = True
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    node: Node = None  # type: ignore[assignment]
+    node: Node = START
     exponent: int = 0
     operands: dict[str, Any] = field(default_factory=dict)
     alternative: int | None = None
+    cuts: dict[tuple[Node, Node], str] = field(default_factory=dict)
 
     def power(self, value: Any) -> Tensor:
-        """|value|^p of a constant, in float64; 0⁰ is 0: what is not there has no path."""
-        tensor = (
-            value.detach()
-            if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=torch.float64)
-        )
-        power = tensor.to(self.device, torch.float64, copy=True)
-        if self.p == 0:
-            return power.ne_(0)
-        return power.square_() if self.p == 2 else power.abs_().pow_(self.p)
+        """|value|^p of a constant, in float64."""
+        return power_of(value, self.p, self.device)
 
     def factor(self, x: Any) -> Tensor:
         """The energy of an operand that multiplies; it is the only one with paths."""
         if isinstance(x, (PathSum, Edges)):
             return x.power
         if isinstance(x, Frozen):
-            return self._frozen_power(x.node)
+            return self.frozen_power(x.node)
         return self.power(x.value if isinstance(x, Known) else x)
 
     def product(self, multiply: Callable[..., Tensor], *names: str) -> Tensor:
@@ -174,7 +180,7 @@ class Energies(ABC):
         if len(reached) < 2 or not self.calibrate:
             self.exponent = sum(operands[i].exponent for i in reached)
             return multiply(*[self.factor(operand) for operand in operands])
-        frozen = {i: self._frozen_power(given[i]) for i in reached}
+        frozen = {i: self.frozen_power(given[i]) for i in reached}
         terms = [
             [
                 frozen[i] if i in frozen and i != at else self.factor(o)
@@ -194,7 +200,7 @@ class Energies(ABC):
         if isinstance(x, (PathSum, Edges)):
             power = x.power
         elif isinstance(x, Frozen):
-            power = self._frozen_power(x.node, added=True)
+            power = self.frozen_power(x.node, added=True)
         else:
             power = self.power(
                 _selectable(
@@ -210,7 +216,8 @@ class Energies(ABC):
         """
         exponent = x.exponent if isinstance(x, PathSum) else 0
         if exponent > self.exponent:
-            product, self.exponent = product * 2.0 ** (self.exponent - exponent), exponent
+            product = product * 2.0 ** (self.exponent - exponent)
+            self.exponent = exponent
         return product + self.summand(x) * self.power(times)
 
     def measured(self, function: Callable[..., Tensor], *names: str) -> Tensor:
@@ -303,27 +310,38 @@ class Energies(ABC):
         }
         return call(self.node, arguments, self.device)
 
-    @abstractmethod
     def end(self, name: str, reason: str) -> None:
         """Note that paths which reach this operand of the node at work end here, although others
         pass.
         """
+        given = self.node.bound.get(name)
+        if isinstance(given, Node):
+            self.cuts[self.node, given] = reason
 
-    @abstractmethod
     def real_of(self, node: Node) -> Any:
         """The values of a node on the example batch: ``Samples``, or one value where it does not
-        depend on the data.
+        depend on the data, or where one of several ``Alternatives`` is at work.
         """
+        real = self.batch.of(node)
+        if self.alternative is not None and self.calibrate and isinstance(real, Samples):
+            return real.values[self.alternative]
+        return real
 
-    @abstractmethod
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """(mean, variance) per channel by which the BatchNorm at work normalises."""
+        """(mean, variance) per channel by which the BatchNorm at work normalises, ε to be added."""
+        return self.batch.statistics(self.node)
 
     def _real(self, name: str) -> Any:
         given = self.node.bound[name]
         return tree_map(lambda a: self.real_of(a) if isinstance(a, Node) else a, given)
 
-    def _frozen_power(self, node: Node, added: bool = False) -> Tensor:
+    def frozen_power(self, node: Node, added: bool = False) -> Tensor:
+        """The mean of |value|^p over the example batch, 1 uncalibrated.
+
+        Args:
+            node: Whose value.
+            added: Whether it starts paths, as a summand does.
+        """
         if not self.calibrate:
             return torch.ones(node.shape, dtype=torch.float64, device=self.device)
         real = self.real_of(node)
@@ -332,6 +350,17 @@ class Energies(ABC):
         for value in values:
             total += self.power(_selectable(value) if added else value)
         return total / len(values)
+
+
+def power_of(value: Any, p: float, device: torch.device) -> Tensor:
+    """|value|^p of a number or a tensor, in float64; 0⁰ is 0: what is not there has no path."""
+    tensor = (
+        value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    )
+    power = tensor.to(device, torch.float64, copy=True)
+    if p == 0:
+        return power.ne_(0)
+    return power.square_() if p == 2 else power.abs_().pow_(p)
 
 
 def _of_sample(operand: Any, i: int) -> Any:

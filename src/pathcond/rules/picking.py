@@ -158,7 +158,7 @@ def _move(scales: Scales, node: Node, x: Picked) -> Any:
     if torch.Size(x.shape).numel() > MAX_PLACES or node.bound.get("dtype") is not None:
         return None
     weight = x.choices if isinstance(x.choices, Weight) else None
-    ids = scales._index(weight) if weight is not None else x.choices.ids  # type: ignore[union-attr]
+    ids = weight.entries if weight is not None else x.choices.ids  # type: ignore[union-attr]
     place = Labels(x.place, x.shape)
     if node.op in RESHAPES:
         moved = [lb.reshape(Labels(ids, (x.pick.count, *x.shape)), (x.pick.count, *node.shape))]

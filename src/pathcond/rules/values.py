@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from ..capture.nodes import Node
@@ -32,6 +33,13 @@ class Weight:
     name: str
     shape: tuple[int, ...]
     index: Tensor | None = None
+
+    @property
+    def entries(self) -> Tensor:
+        """``index``, also of the parameter itself."""
+        if self.index is not None:
+            return self.index
+        return torch.arange(torch.Size(self.shape).numel(), dtype=torch.int32).view(self.shape)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ class ENorm(Solver):
 
     Biases and the parameters of normalization layers do not count in the norm but are scaled along,
     so the function is kept. Units with counted weights on one side only would shrink for ever; they
-    stay at scale 1. So does what ``normalization`` "absorb", "gain" and "full" set free around a
-    norm: for networks with BatchNorm choose "paper".
+    stay at scale 1. So does what any ``normalization`` but "paper" sets free around a norm: for
+    networks with BatchNorm choose "paper".
 
     Attributes:
         p: Of the norm.
@@ -87,7 +87,8 @@ class ENorm(Solver):
         held = _one_sided(problem)
         if not self.balance_last:
             held |= _last(symmetry, problem, energies)
-        lower, upper = problem.lower.masked_fill(held, 0.0), problem.upper.masked_fill(held, 0.0)
+        lower = problem.lower.masked_fill(held, 0.0)
+        upper = problem.upper.masked_fill(held, 0.0)
         return replace(problem, slope=torch.zeros_like(problem.slope), lower=lower, upper=upper)
 
     def solve(self, problem: Problem) -> Solution:
@@ -122,7 +123,8 @@ def _one_sided(problem: Problem) -> Tensor:
 
 def _last(symmetry: Symmetry, problem: Problem, weights: Mapping[str, Tensor]) -> Tensor:
     """Units that are read by weights into pinned units or outputs only, (num_units,) bool."""
-    held, C = torch.zeros_like(problem.slope).bool(), problem.class_matrix
+    held = torch.zeros_like(problem.slope).bool()
+    C = problem.class_matrix
     for name in weights:
         scaling = symmetry.scalings[name]
         if not bool(scaling.plus.any()):

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..capture.nodes import Node
+from ..rules.factors import UNSET
 from ..rules.labels import ANY, FIXED, Labels
-from ..rules.scales import UNSET, Scales
+from ..rules.scales import Scales
 from ..rules.table import family_of
 from ..rules.values import Scaling
 
@@ -104,11 +105,11 @@ def list_dropped(scales: Scales, used: Tensor) -> list[str]:
         used: From ``find_used_anywhere``.
     """
     found = []
-    for name, scaling in scales.scalings.items():
+    for name, scaling in scales.factors.scalings.items():
         given = _given_labels(scaling)
         if (
-            name in scales.parameter_shapes
-            and name not in scales.frozen
+            name in scales.factors.shapes
+            and name not in scales.factors.frozen
             and given.numel()
             and not used[given].any()
         ):
@@ -125,9 +126,9 @@ def hold_dropped(scales: Scales, used: Tensor) -> None:
         used: From ``find_used_anywhere``.
     """
     output = Node(name="output", op="output")
-    for name, scaling in scales.scalings.items():
+    for name, scaling in scales.factors.scalings.items():
         given = _given_labels(scaling)
-        if name not in scales.frozen and not bool(used[given].all()):
+        if name not in scales.factors.frozen and not bool(used[given].all()):
             reason = f"comes from {name}, some results of which the example drops"
             scales.equations.pin(given.to(torch.int32), by=output, reason=reason)
     dropped = (~used).nonzero().flatten().to(torch.int32)

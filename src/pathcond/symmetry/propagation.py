@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..capture.aliasing import Aliases, list_written, through_views
+from ..capture.aliasing import list_written, through_views
 from ..capture.nodes import Graph, Node
 from ..rules import RULES
 from ..rules import labels as lb
@@ -19,8 +20,9 @@ from ..rules.families.normalization import find_handwritten, handwritten_epsilon
 from ..rules.labels import Labels
 from ..rules.picking import collapse_all, follow, simplify
 from ..rules.scales import Scales
-from ..rules.table import NO_FAMILY, Column, Rule, family_of
+from ..rules.table import NO_FAMILY, Column, Rule
 from ..rules.values import Known, Picked, UnknownNumber, Weight
+from ..rules.walk import FORM_ERRORS, UNFORESEEN, Reading, Walk, follow_rule, reads_constant
 from ..trees import tree_leaves, tree_map
 from .dropped import Step, find_used
 from .unread import list_in_sight
@@ -29,7 +31,6 @@ logger = logging.getLogger("pathcond")
 
 NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
-FORM_ERRORS = (RuntimeError, IndexError, KeyError, ValueError, TypeError)
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
 DRAWS = torch.Tag.nondeterministic_seeded
@@ -40,108 +41,59 @@ HANDWRITTEN_GAIN = Rule(Column.of(handwritten_gain), NO_FAMILY)
 OPAQUE = Rule(Column.of(opaque), NO_FAMILY)
 
 
-def reads_constant(node: Node, known: Sequence[Known]) -> bool:
-    """Whether weights of a contraction read a constant: an initial state of zeros, a table of
-    positions.
-    """
-    return family_of(node.op).contracts and any(a.value.dtype.is_floating_point for a in known)
-
-
-@dataclass
-class Propagation(Scales):
-    """Walks over graphs of one model, each adding its equations. Rules see it as ``scales``.
-
-    Attributes:
-        levels: Modules in which something may come into play that no example shows (a parameter, a
-            branch), and what.
-        used: Which labels an output of the graph last walked over depends on.
+class Propagation(Reading):
+    """What the nodes of one graph come to as scales: labels of activations, and equations between
+    them.
     """
 
-    levels: dict[str, str] = field(default_factory=dict)
-    used: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.bool))
+    def __init__(self, graph: Graph, scales: Scales, levels: Mapping[str, str]) -> None:
+        """
+        Args:
+            graph: To walk over.
+            scales: What is known so far; this walk adds its equations.
+            levels: Modules in which something may come into play that no example shows (a
+                parameter, a branch), and what.
+        """
+        self.graph = graph
+        self.scales = scales
+        self.levels = levels
+        self._walk = Walk(graph, weakref.proxy(self))  # not in a circle
+        self._handwritten = find_handwritten(graph)
+        self._steps: list[Step] = []
 
-    # -- the walk ---------------------------------------------------------------------------------
+    def run(self) -> Tensor:
+        """Walk the graph in order, and fix its outputs at the end.
 
-    def run(self, graph: Graph) -> None:
-        """Walk the graph in order; outputs are fixed at the end."""
-        self.values = {}
-        self.reads = {}
-        self.writers = {}
-        self._aliases = Aliases()
-        self.parameter_shapes |= {
-            node.name: node.shape for node in graph.nodes if node.op == "parameter"
-        }
-        self.training = graph.training
-        self.varying = graph.varying
-        handwritten = find_handwritten(graph)
-        steps = []
-        for node in graph.nodes:
-            self.node = node
-            if node.target is None:
-                self.values[node] = self._leaf(node)
-                continue
-            if node in handwritten.epsilon_sums:
-                rule: Rule | None = HANDWRITTEN_EPSILON
-            elif node in handwritten.gains:
-                rule = HANDWRITTEN_GAIN
-            elif node.op == "opaque":
-                rule = OPAQUE
-            else:
-                rule = RULES.get(node.op)
-            operands = tuple(
-                labels for operand in node.operands for labels in _labels_in(self.values[operand])
-            )
-            weights = [
-                value
-                for value in map(self.values.__getitem__, node.operands)
-                if isinstance(value, Weight)
-            ]
-            first = self.equations.count
-            result = self._compact(self._check(node, self._execute(node, rule)))
-            self.values[node] = result
-            asked = tuple(labels for weight in weights for labels in self._labels_asked(weight))
-            steps.append(
-                Step(
-                    node,
-                    operands + asked,
-                    tuple(_labels_in(result)),
-                    range(first, self.equations.count),
-                )
-            )
-            self._aliases.record(node)
-            self._record_mutation(node, result)
-        self._pin_in_sight(graph)
-        self.node = Node(name="output", op="output")
-        for output in tree_leaves(graph.outputs):
-            if isinstance(output, Node):
-                self.pin(
-                    self.values[output], IN_A_CACHE if output in graph.cached else graph.outlet
-                )
-                self.read_buffers.update({output.name} if output.op == "buffer" else ())
-        for name in self.read_buffers & self.scalings.keys():
-            self.freeze(name, "is read as a plain tensor too")
-        returned = [output for output in tree_leaves(graph.outputs) if isinstance(output, Node)]
-        self.used = find_used(
-            self,
-            steps,
-            [labels for output in returned for labels in _labels_in(self.values[output])],
-        )
+        Returns:
+            Which labels an output depends on, (labels so far,) boolean.
+        """
+        scales, walk = self.scales, self._walk
+        scales.begin(self.graph, walk.values)
+        walk.run()
+        self._pin_in_sight()
+        scales.node = Node(name="output", op="output")
+        returned = [leaf for leaf in tree_leaves(self.graph.outputs) if isinstance(leaf, Node)]
+        for output in returned:
+            reason = IN_A_CACHE if output in self.graph.cached else self.graph.outlet
+            scales.pin(walk.value(output), reason)
+            scales.read_buffers.update({output.name} if output.op == "buffer" else ())
+        for name in scales.read_buffers & scales.factors.scalings.keys():
+            scales.factors.freeze(name, "is read as a plain tensor too", by=scales.node)
+        labels = [labels for output in returned for labels in _labels_in(walk.value(output))]
+        return find_used(scales, self._steps, labels)
 
-    def _pin_in_sight(self, graph: Graph) -> None:
+    def _pin_in_sight(self) -> None:
         """Fix what might meet a parameter, or a branch, that no example shows."""
         for level, what in self.levels.items():
-            for node in dict.fromkeys(list_in_sight(graph, level)):
-                self.node = node
-                for value in tree_leaves(self.values[node]):
+            for node in dict.fromkeys(list_in_sight(self.graph, level)):
+                self.scales.node = node
+                for value in tree_leaves(self._walk.value(node)):
                     if isinstance(value, (Labels, Picked)):
-                        self.pin(value, f"may meet {what}")
+                        self.scales.pin(value, f"may meet {what}")
 
-    def _labels_asked(self, weight: Weight) -> list[Labels]:
-        """The labels of the factor that was asked of a parameter."""
-        current = self._current(weight) if weight.name not in self.frozen else None
-        return [Labels(ids, weight.shape) for ids in current] if current is not None else []
+    # -- leaves and calls -------------------------------------------------------------------------
 
-    def _leaf(self, node: Node) -> Any:
+    def leaf(self, node: Node) -> Any:
         if node.op == "parameter":
             return Weight(node.name, node.shape)
         if node.op == "input":
@@ -154,24 +106,52 @@ class Propagation(Scales):
         # a literal, or an attribute of a module
         return Known(value, lasting=node.name.startswith("lifted_tensor"))
 
-    def _execute(self, node: Node, rule: Rule | None) -> Any:
-        arguments = tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, node.bound)
-        if node.op == "getitem":
-            return arguments["0"][arguments["1"]]
+    def member(self, node: Node, member: Any) -> Any:
+        self.scales.node = node
+        return self._take_step(node, lambda: member)
+
+    def call(self, node: Node, arguments: dict[str, Any]) -> Any:
+        self.scales.node = node
+        return self._take_step(node, lambda: self._execute(node, self._find_rule(node), arguments))
+
+    def _take_step(self, node: Node, result_of: Callable[[], Any]) -> Any:
+        """The result of a call, and a record of the labels that it reads and makes."""
+        given = [self._walk.value(operand) for operand in node.operands]
+        operands = [labels for value in given for labels in _labels_in(value)]
+        first = self.scales.equations.count
+        result = self._compact(self._check(node, result_of()))
+        asked = [
+            labels
+            for value in given
+            if isinstance(value, Weight)
+            for labels in self.scales.factors.labels_asked(value)
+        ]
+        made = range(first, self.scales.equations.count)
+        self._steps.append(Step(node, (*operands, *asked), tuple(_labels_in(result)), made))
+        return result
+
+    def _find_rule(self, node: Node) -> Rule | None:
+        if node in self._handwritten.epsilon_sums:
+            return HANDWRITTEN_EPSILON
+        if node in self._handwritten.gains:
+            return HANDWRITTEN_GAIN
+        return OPAQUE if node.op == "opaque" else RULES.get(node.op)
+
+    def _execute(self, node: Node, rule: Rule | None, arguments: dict[str, Any]) -> Any:
         self._note_buffers(node, arguments)
         self._pin_narrowed(node)
         if any(isinstance(a, Picked) for a in tree_leaves(arguments)):
             followed = self._follow(node, rule, arguments)
             if followed is not None:
                 return followed
-            arguments = collapse_all(self, arguments)
+            arguments = collapse_all(self.scales, arguments)
         operands = [a for a in tree_leaves(arguments) if isinstance(a, (Labels, Weight, Known))]
         result = self._apply(node, rule, arguments, operands)
         # A view of a parameter has not been read yet; what is made of it will be.
         if not any(isinstance(leaf, Weight) for leaf in tree_leaves(result)):
             for operand in operands:
                 if isinstance(operand, Weight):
-                    self.note_read(operand)
+                    self.scales.factors.note_read(operand)
         return result
 
     def _apply(
@@ -186,22 +166,21 @@ class Propagation(Scales):
                 return weight
         reads_input = any(isinstance(a, Labels) for a in operands) or reads_constant(node, known)
         if rule is None or not (reads_input or rule.family.reads_parameters):
-            for operand in operands:
-                reason = (
-                    f"is computed from parameters by {node.op}"
-                    if rule
-                    else f"reaches {node.op}, which has no rule"
-                )
-                self.pin(operand, reason)
-            return self._make_constant(node)
-        try:
-            return rule.scales(self, arguments)
-        # an argument that the rule does not foresee: as if there were no rule
-        except FORM_ERRORS as error:
-            logger.info("The rule for %s failed at %s: %s", node.op, node.where, error)
-            for operand in operands:
-                self.pin(operand, f"reaches {node.op} in a form that its rule does not cover")
-            return self._make_constant(node)
+            missing = f"reaches {node.op}, which has no rule"
+            reason = f"is computed from parameters by {node.op}" if rule else missing
+            return self._end(node, operands, reason)
+        scales_of = rule.scales
+        return follow_rule(
+            node,
+            lambda: scales_of(self.scales, arguments),
+            lambda reason: self._end(node, operands, reason),
+        )
+
+    def _end(self, node: Node, operands: Sequence[Any], reason: str) -> Any:
+        """Fix the operands of a call that no rule covers; it returns constants."""
+        for operand in operands:
+            self.scales.pin(operand, reason)
+        return self._make_constant(node)
 
     def _pin_narrowed(self, node: Node) -> None:
         """Pin operands that are silently converted to a type of smaller range, as autocast to
@@ -210,7 +189,7 @@ class Propagation(Scales):
         if not isinstance(node.dtype, torch.dtype) or not node.dtype.is_floating_point:
             return
         result = torch.finfo(node.dtype)
-        if result.eps <= self.precision:
+        if result.eps <= self.scales.precision:
             return
         for operand in node.operands:
             dtype = operand.dtype
@@ -219,16 +198,16 @@ class Propagation(Scales):
             if (
                 floating
                 and result.max < torch.finfo(dtype).max / 100
-                and isinstance(self.values[operand], (Labels, Weight))
+                and isinstance(self._walk.values[operand], (Labels, Weight))
             ):
-                self.pin(self.values[operand], f"is rounded to {node.dtype}")
+                self.scales.pin(self._walk.values[operand], f"is rounded to {node.dtype}")
 
     def _follow(self, node: Node, rule: Rule | None, arguments: dict[str, Any]) -> Any:
         """The op on what an index picked, member by member; None where members must share their
         scales.
         """
         try:
-            return tree_map(simplify, follow(self, node, rule, arguments))
+            return tree_map(simplify, follow(self.scales, node, rule, arguments))
         except FORM_ERRORS as error:
             logger.info(
                 "The members of what is picked are equated at %s, %s: %s",
@@ -254,7 +233,7 @@ class Propagation(Scales):
         """Remember buffers that are read as plain tensors: those cannot follow a scale."""
         statistics = STATISTICS if node.op in NORMS_WITH_STATISTICS else ()
         plain = {name: value for name, value in arguments.items() if name not in statistics}
-        self.read_buffers.update(
+        self.scales.read_buffers.update(
             a.buffer for a in tree_leaves(plain) if isinstance(a, Known) and a.buffer is not None
         )
 
@@ -269,18 +248,16 @@ class Propagation(Scales):
         if not isinstance(result, (Labels, Weight, Picked)):
             return result
         if tuple(result.shape) != shape:
-            self.pin(
-                result, f"passes through {self.node.op} in a form that its rule does not cover"
-            )
+            self.scales.pin(result, f"passes through {self.scales.node.op} {UNFORESEEN}")
             return lb.constant(shape)
-        rounded = not dtype.is_floating_point or torch.finfo(dtype).eps > self.precision
-        return self.pin(result, f"is rounded to {dtype}") if rounded else result
+        rounded = not dtype.is_floating_point or torch.finfo(dtype).eps > self.scales.precision
+        return self.scales.pin(result, f"is rounded to {dtype}") if rounded else result
 
     def _compact(self, result: Any) -> Any:
         """Spelled-out labels shrink again where equations have made them equal since."""
         if not isinstance(result, Labels) or result.ids.numel() < COMPACT_FROM:
             return result
-        ids = self.equations.simplify(result.ids)
+        ids = self.scales.equations.simplify(result.ids)
         for axis in range(ids.dim()):
             if ids.shape[axis] > 1 and bool((ids == ids.narrow(axis, 0, 1)).all()):
                 ids = ids.narrow(axis, 0, 1)
@@ -294,7 +271,7 @@ class Propagation(Scales):
         has_no_value = (
             node.op.startswith(("empty", "new_empty", "_assert", "opaque")) or node.shape is None
         )
-        if DRAWS in tags or node in self.varying or has_no_value:
+        if DRAWS in tags or node in self.graph.varying or has_no_value:
             return self._make_constant(node)
         if any(a.value.is_meta for a in operands):
             # Without a value it is a constant all the same: a mask on the meta device masks a
@@ -325,28 +302,25 @@ class Propagation(Scales):
 
     # -- aliasing and in-place ops ----------------------------------------------------------------
 
-    def _record_mutation(self, node: Node, result: Any) -> None:
-        """After an in-place op its target, and everything that shares memory with it, has
-        changed.
-        """
+    def write(self, node: Node, result: Any) -> None:
         for target in list_written(node):
-            self.writers |= dict.fromkeys(self._aliases.of(target), node)
-            old = self.values[target]
+            self.scales.writers |= dict.fromkeys(self._walk.aliases.of(target), node)
+            old = self._walk.values[target]
             if isinstance(old, Known) and isinstance(result, Known):
                 if not result.lasting:  # computed for real, on shared memory
                     self._forget_zeros(target)
                 continue
             if _same_labels(old, result):
                 continue
-            others = self._aliases.of(target) - {target, node}
+            others = self._walk.aliases.of(target) - {target, node}
             leaf = target.target is None
             if not others and not leaf and isinstance(result, (Labels, Picked)):
-                self.values[target] = result
+                self._walk.values[target] = result
                 continue
             if isinstance(result, Labels) and self._write_through(target, result):
                 continue
-            for member in self._aliases.of(target):
-                self.values[member] = tree_map(self._overwritten, self.values[member])
+            for member in self._walk.aliases.of(target):
+                self._walk.values[member] = tree_map(self._overwritten, self._walk.values[member])
 
     def _write_through(self, target: Node, result: Labels) -> bool:
         """``z[:, :2] = h``: write labels into a view, and read them again through every other view
@@ -354,34 +328,39 @@ class Propagation(Scales):
 
         Returns False, and changes nothing, where it is not certain which elements share memory.
         """
-        chains = self._aliases.views(target)
+        chains = self._walk.aliases.views(target)
         base = chains[target][0] if chains else None
         if base is None or base.target is None or torch.Size(base.shape).numel() > MAX_WRITTEN:
             return False
         positions = torch.arange(torch.Size(base.shape).numel()).view(base.shape)
         places = {member: through_views(chain[1:], positions) for member, chain in chains.items()}
-        memory = self.labels(self.values[base]).full.reshape(-1).clone()
+        memory = self.scales.labels(self._walk.values[base]).full.reshape(-1).clone()
         # a copy of a parameter: what is overwritten here is read nowhere
-        if isinstance(self.values[base], Weight):
-            self.equations.pin(memory[places[target]], by=self.node, reason="is overwritten")
+        if isinstance(self._walk.values[base], Weight):
+            self.scales.equations.pin(
+                memory[places[target]], by=self.scales.node, reason="is overwritten"
+            )
         memory[places[target].reshape(-1)] = result.full.reshape(-1)
         for member, place in places.items():
-            self.values[member] = tree_map(lambda at: Labels(memory[at], tuple(at.shape)), place)
+            self._walk.values[member] = tree_map(
+                lambda at: Labels(memory[at], tuple(at.shape)), place
+            )
         return True
 
     def _overwritten(self, value: Any) -> Any:
         if isinstance(value, Known):
             return lb.constant(value.shape)
-        return self.pin(
-            value, f"is written in place by {self.node.op} into memory that is read elsewhere"
+        return self.scales.pin(
+            value,
+            f"is written in place by {self.scales.node.op} into memory that is read elsewhere",
         )
 
     def _forget_zeros(self, target: Node) -> None:
         """What was written from a buffer may change later: its zeros are not for ever."""
-        for member in self._aliases.of(target):
-            self.values[member] = tree_map(
+        for member in self._walk.aliases.of(target):
+            self._walk.values[member] = tree_map(
                 lambda v: replace(v, lasting=False) if isinstance(v, Known) else v,
-                self.values[member],
+                self._walk.values[member],
             )
 
 

@@ -36,8 +36,9 @@ from ..errors import RescalingError
 from ..memory import find_overlaps
 from ..numerics import exp
 from ..rules.equations import Cause, Equations, SolvedScales
+from ..rules.factors import UNSET, Factors
 from ..rules.labels import FIXED
-from ..rules.scales import UNSET, Scales
+from ..rules.scales import Scales
 from ..rules.values import Scaling
 from ..wrappers import unwrap
 from .bounds import EpsilonShares
@@ -290,7 +291,7 @@ def find_symmetry(
     example_inputs: Any,
     *,
     other_inputs: Any = None,
-    normalization: Normalization = "absorb",
+    normalization: Normalization = "batch",
     approximate: bool = False,
     frozen: FrozenPolicy = "keep",
     exclude: str | Iterable[str] = (),
@@ -309,7 +310,8 @@ def find_symmetry(
         other_inputs: A second example that reaches what the first one does not (an optional input,
             a longer sequence); several as a list.
         normalization: Which side of a normalization layer carries a scale: "absorb" (in front),
-            "gain" (behind), "full" (both), "paper" (one scale through it; keeps eval mode only).
+            "gain" (behind), "full" (both), "batch" (both where it has running statistics, as
+            BatchNorm, else in front), "paper" (one scale through it; keeps eval mode only).
         approximate: Treat smooth activations as ReLU, and let scales in front of norms without
             running statistics vary; the function is then kept only approximately.
         frozen: What becomes of parameters with ``requires_grad=False``: "keep" leaves them as they
@@ -367,15 +369,15 @@ def symmetry_of(
         for level, place in captured[0].unfollowed.items()
     }
 
-    def walk(dropped: Sequence[str]) -> _Walk:
-        scales = Propagation(
+    def walk(dropped: Sequence[str]) -> _Walked:
+        scales = Scales(
             normalization=normalization,
             approximate=approximate,
-            frozen=dict(frozen_and_held),
+            factors=Factors(Equations(), frozen=dict(frozen_and_held)),
             precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
-            levels=unfollowed | find_levels(unread, dropped, graphs),
         )
-        return _Walk.over(captured, scales)
+        levels = unfollowed | find_levels(unread, dropped, graphs)
+        return _Walked.over(captured, scales, levels)
 
     called = set().union(*(graph.called for graph in graphs))
     dropped = [name for name in unread if name in called]
@@ -384,7 +386,7 @@ def symmetry_of(
     if also_dropped:
         walked = walk([*dropped, *also_dropped])
     scales = walked.scales
-    scales.settle_zero_reads()
+    scales.factors.settle_zero_reads()
     hold_dropped(scales, walked.used)
     settle_unread_entries(scales, walked.reads)
     examples = tuple(capture.example for capture in captured)
@@ -394,7 +396,7 @@ def symmetry_of(
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _Walked:
     """What is known after all captures were walked over.
 
     Attributes:
@@ -403,20 +405,21 @@ class _Walk:
         used: Which labels an output depends on.
     """
 
-    scales: Propagation
+    scales: Scales
     reads: list[dict[str, Tensor]]
     used: Tensor
 
     @classmethod
-    def over(cls, captured: Sequence[Captured], scales: Propagation) -> _Walk:
+    def over(
+        cls, captured: Sequence[Captured], scales: Scales, levels: Mapping[str, str]
+    ) -> _Walked:
         reads: list[dict[str, Tensor]] = []
         used: list[Tensor] = []
         for capture in captured:
             entries: dict[str, Tensor] = {}
             for graph in capture.graphs:
-                scales.run(graph)
-                used.append(scales.used)
-                for name, mask in scales.reads.items():
+                used.append(Propagation(graph, scales, levels).run())
+                for name, mask in scales.factors.reads.items():
                     entries[name] = entries[name] | mask if name in entries else mask
             reads.append(entries)
         return cls(scales, reads, find_used_anywhere(scales, used))
@@ -544,12 +547,12 @@ def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], 
     fixed[list(solved.causes)] = True
     root = torch.where(fixed[solved.root.long()], FIXED, solved.root)
     rooted = {}
-    for name, scaling in scales.scalings.items():
+    for name, scaling in scales.factors.scalings.items():
         plus, minus = (
             root[ids.masked_fill(ids == UNSET, FIXED).long()]
             for ids in (scaling.plus, scaling.minus)
         )
-        if name not in scales.frozen and (plus.any() or minus.any()):
+        if name not in scales.factors.frozen and (plus.any() or minus.any()):
             rooted[name] = Scaling(scaling.shape, plus, minus, scaling.epsilon)
     used = [torch.zeros(1, dtype=torch.int32)]
     used += [
@@ -576,7 +579,8 @@ def _groups(
     origins, group_of_unit = torch.unique(origin_of_unit, return_inverse=True)
     multiplied: list[list[str]] = [[] for _ in origins]
     divided: list[list[str]] = [[] for _ in origins]
-    unit, coefficients = class_matrix.units, class_matrix.coefficients
+    unit = class_matrix.units
+    coefficients = class_matrix.coefficients
     first_entry = torch.searchsorted(
         class_matrix.classes, torch.arange(class_matrix.num_classes + 1)
     )
@@ -633,7 +637,7 @@ def _list_pinned(scales: Scales, solved: SolvedScales) -> tuple[Pinned, ...]:
             known = found.get((_group_name(origin), key), (0, cause))
             found[(_group_name(origin), key)] = (max(count, known[0]), cause)
     pins = [_pin(name, count, cause) for (name, _), (count, cause) in found.items()]
-    pins += [_pin(name, 0, cause) for name, cause in scales.frozen.items()]
+    pins += [_pin(name, 0, cause) for name, cause in scales.factors.frozen.items()]
     return tuple(dict.fromkeys(pins))
 
 

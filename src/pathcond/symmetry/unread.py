@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..capture.nodes import Graph, Node
-from ..rules.scales import UNSET, Scales
+from ..rules.factors import UNSET
+from ..rules.scales import Scales
 from ..rules.values import Scaling
 
 
@@ -31,9 +32,9 @@ def settle_unread_entries(scales: Scales, reads: Sequence[Mapping[str, Tensor]])
         reads: Per example, by name, which entries of a parameter were read: boolean, of its shape;
             parameters that were read as a whole are left out.
     """
-    for name, scaling in list(scales.scalings.items()):
+    for name, scaling in list(scales.factors.scalings.items()):
         unread = scaling.plus == UNSET
-        if name in scales.frozen or not bool(unread.any()):
+        if name in scales.factors.frozen or not bool(unread.any()):
             continue
         unread = unread.expand(scaling.shape)
         masks = [mask[name] for mask in reads if name in mask]
@@ -42,9 +43,9 @@ def settle_unread_entries(scales: Scales, reads: Sequence[Mapping[str, Tensor]])
         if filled is None:
             count = int(unread.sum())
             reason = f"has {count} of {unread.numel()} entries that the example does not read"
-            scales.freeze(name, reason)
+            scales.factors.freeze(name, reason, by=scales.node)
         else:
-            scales.scalings[name] = filled
+            scales.factors.scalings[name] = filled
 
 
 def _extent_varies(masks: Sequence[Tensor], axis: int) -> bool:

@@ -75,7 +75,7 @@ class Network:
         self.labels = torch.randint(0, 10, (job["images"],), device=device)
         self.batch = _normalise(self.pixels[: job["batch"]])
         self.model = self._fresh(0)
-        self.exact = prepare(self.model, self.batch)
+        self.exact = prepare(self.model, self.batch, normalization="absorb")
         self.paper = prepare(self.model, self.batch, normalization="paper")
         self._exact(self.exact)
         self._paper()
@@ -122,7 +122,9 @@ class Network:
     def _exact(self, inputs: Tensor | Prepared) -> Result:
         watch = Stopwatch(self.device)
         watch("symmetry")
-        condition_(self.model, inputs, criterion=PathKernel(), progress=watch)
+        condition_(
+            self.model, inputs, criterion=PathKernel(), normalization="absorb", progress=watch
+        )
         return {"seconds": watch.stop()}
 
     def _paper(self) -> Result:

@@ -54,14 +54,15 @@ def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes:
     for operand, other in zip(given, (b, a), strict=True):
         if scales.is_weight(operand):  # a frozen one, or a weight would have read it
             if bool((other.ids == ANY).all()):
-                return scales.read_zeros(operand, shape)
-            scales.read_frozen.add(operand.name)
+                return scales.factors.read_zeros(operand, shape, by=scales.node)
+            scales.factors.read_frozen.add(operand.name)
     if a.fixed and b.fixed:
         return lb.constant(shape)
     joint = out_axes + "".join(sorted(set(x_axes + w_axes) - set(out_axes)))
     a = _agree_where_constant(scales, a, x_axes, b, w_axes, out_axes)
     b = _agree_where_constant(scales, b, w_axes, a, x_axes, out_axes)
-    a_ids, b_ids = _arrange(a.ids, x_axes, joint), _arrange(b.ids, w_axes, joint)
+    a_ids = _arrange(a.ids, x_axes, joint)
+    b_ids = _arrange(b.ids, w_axes, joint)
     size = 1
     for m, n in zip(a_ids.shape, b_ids.shape, strict=True):
         size *= max(m, n)
@@ -164,7 +165,7 @@ def _through_weight(
     fresh_shape = [
         size if axis in out_axes else 1 for axis, size in zip(w_axes, w.shape, strict=True)
     ]
-    given = scales.scale_weight(w, read, fresh_shape)
+    given = scales.factors.scale(w, read, fresh_shape, by=scales.node)
     return Labels(_arrange(given, w_axes, out_axes), tuple(sizes[axis] for axis in out_axes))
 
 
@@ -223,13 +224,15 @@ def outer(scales: Scales, x: Any, vec2: Any) -> Labels:
 @rule("inner", family=CONTRACTION)
 def inner(scales: Scales, x: Any, other: Any) -> Labels:
     """Both are summed over their last axis."""
-    left, right = _letters(len(x.shape) - 1), ascii_letters[: len(other.shape) - 1]
+    left = _letters(len(x.shape) - 1)
+    right = ascii_letters[: len(other.shape) - 1]
     return contract(scales, x, left + "z", other, right + "z", left + right)
 
 
 @rule("tensordot", family=CONTRACTION)
 def tensordot(scales: Scales, x: Any, other: Any, dims_self: Any, dims_other: Any) -> Labels:
-    left, right = list(_letters(len(x.shape))), list(ascii_letters[: len(other.shape)])
+    left = list(_letters(len(x.shape)))
+    right = list(ascii_letters[: len(other.shape)])
     for one, two in zip(dims_self, dims_other, strict=True):
         right[two] = left[one]
     shared = {left[one % len(left)] for one in dims_self}

@@ -37,9 +37,8 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
     scales.pin(indices, "is an index")
     weight = scales.simplify(weight)
     if scales.is_weight(weight):
-        columns = scales.scale_weight(
-            weight, torch.zeros(1, 1, dtype=torch.int32), [1, weight.shape[1]]
-        )
+        nothing = torch.zeros(1, 1, dtype=torch.int32)
+        columns = scales.factors.scale(weight, nothing, [1, weight.shape[1]], by=scales.node)
     else:
         columns = scales.agree(scales.labels(weight), [0]).ids
     shape = scales.node.shape[0] if isinstance(scales.node.shape, list) else scales.node.shape

@@ -70,14 +70,14 @@ def batch_norm(
     elif scales.normalization == "gain":
         scales.pin(per_channel, 'feeds a normalization (fixed under normalization="gain")')
     else:
-        scales.follow(running_mean, channels)
+        scales.factors.follow(running_mean, channels, by=scales.node)
         if scales.normalization == "paper":  # which excludes BatchNorm (sec. appendix_enorm)
             scales.uncounted.update(
                 value.name for value in (weight, bias) if scales.is_weight(value)
             )
             scales.pin(weight, 'is the gain of a normalization (fixed under normalization="paper")')
             return _plus_bias(scales, Labels(per_channel.ids, x.shape), bias, tail)
-        scales.follow(running_var, channels, epsilon=eps)
+        scales.factors.follow(running_var, channels, by=scales.node, epsilon=eps)
     return _behind(scales, x.shape, weight, bias, tail, tracked=tracked)
 
 
