@@ -79,7 +79,9 @@ def cifar_nv(
     def convolution(channels: int, outputs: int, kernel: int) -> nn.Conv2d:
         return nn.Conv2d(channels, outputs, kernel, padding=kernel // 2, bias=bias)
 
-    channels, wider, widest = width, 2 * width, 5 * width // 2
+    channels = width
+    wider = 2 * width
+    widest = 5 * width // 2
     return nn.Sequential(
         convolution(inputs, channels, 3),
         nn.ReLU(),
@@ -114,7 +116,9 @@ class Residual(nn.Module):
 
     def __init__(self, body: nn.Sequential, shortcut: nn.Module) -> None:
         super().__init__()
-        self.body, self.shortcut, self.relu = body, shortcut, nn.ReLU()
+        self.body = body
+        self.shortcut = shortcut
+        self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.relu(self.body(x) + self.shortcut(x))

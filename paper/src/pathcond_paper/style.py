@@ -117,10 +117,8 @@ def band(
         return
     values = torch.tensor([list(run) for run in runs], dtype=torch.float64)
     mean, spread = values.mean(0), values.std(0, correction=0)
-    low, high = (
-        torch.maximum(mean - spread, values.amin(0)),
-        torch.minimum(mean + spread, values.amax(0)),
-    )
+    low = torch.maximum(mean - spread, values.amin(0))
+    high = torch.minimum(mean + spread, values.amax(0))
     axes.plot(x, mean, label=label, **style)
     if mean.isfinite().any():  # a band of gaps alone cannot be drawn on a logarithmic axis
         axes.fill_between(list(x), low, high, color=style.get("color"), alpha=0.18, linewidth=0)

@@ -75,7 +75,8 @@ class _VarianceRecorder(TorchFunctionMode):
 
 def _with_other_epsilon(out: Tensor, variance: Tensor, options: dict[str, Any]) -> Tensor:
     """The output of a norm, divided by √max(var, ε) in place of √(var + ε)."""
-    epsilon, bias = options.get("eps", 1e-5), options.get("bias")
+    epsilon = options.get("eps", 1e-5)
+    bias = options.get("bias")
     ratio = ((variance + epsilon) / without_epsilon(variance, epsilon)).sqrt().to(out.dtype)
     if bias is None:
         return out * ratio

@@ -104,12 +104,14 @@ def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:
 @contextlib.contextmanager
 def _full_precision() -> Iterator[None]:
     """Without TF32, whose rounding would hide what is being measured."""
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    matmul = torch.backends.cuda.matmul.allow_tf32
+    cudnn = torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.allow_tf32 = cudnn
 
 
 def output_change(before: list[Tensor], after: list[Tensor]) -> float:

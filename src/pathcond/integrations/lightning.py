@@ -55,7 +55,9 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
 
     def __init__(self, example_inputs: Any = None, *, module: str = "", **settings: Any) -> None:
         super().__init__(example_inputs, **settings)
-        self.module, self._started, self._conditioned = module, False, False
+        self.module = module
+        self._started = False
+        self._conditioned = False
         self._forget()
 
     def _forget(self) -> None:
@@ -177,7 +179,8 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
         return {"conditioned": self._conditioned, "teleportation": self._counts(), "inputs": inputs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._conditioned, self._batch_inputs = state_dict["conditioned"], state_dict["inputs"]
+        self._conditioned = state_dict["conditioned"]
+        self._batch_inputs = state_dict["inputs"]
         self._loaded_counts: dict[str, int] | None = state_dict["teleportation"]
         self.teleportation = None  # made when the optimizers are there
 

@@ -42,12 +42,10 @@ class ConditionedTraining:
         inputs: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
-        self.example_inputs, self.condition, self.every, self.schedule = (
-            example_inputs,
-            condition,
-            every,
-            schedule,
-        )
+        self.example_inputs = example_inputs
+        self.condition = condition
+        self.every = every
+        self.schedule = schedule
         self.inputs, self.options = inputs, options
         self.report: Report | None = None
         self.teleportation: Teleportation | None = None

@@ -75,8 +75,10 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
             raise sharding_error("FSDP" if args.fsdp else "DeepSpeed")
         self.stop()  # of a run that was interrupted
         self.teleportation = self.report = self._logged = None
-        model, saved = unwrap(kwargs["model"]), state.stateful_callbacks.get(KEY)
-        fresh, epochs = state.global_step == 0 and saved is None, int(state.epoch or 0)
+        model = unwrap(kwargs["model"])
+        saved = state.stateful_callbacks.get(KEY)
+        fresh = state.global_step == 0 and saved is None
+        epochs = int(state.epoch or 0)
         if self.has_work(fresh):
             given = self.example_inputs
             if given is None:
@@ -125,7 +127,8 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
         )
         if self.report is None or self.report is self._logged:
             return
-        self._logged, metrics = self.report, self.metrics(self.report)
+        self._logged = self.report
+        metrics = self.metrics(self.report)
         if self.log is None:
             state.log_history.append(metrics | {"step": state.global_step})
         else:

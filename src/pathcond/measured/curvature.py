@@ -429,7 +429,8 @@ def _scale(
     """
     scaled = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        scaling, value = symmetry.scalings.get(name), _compute_in_float(tensor.detach())
+        scaling = symmetry.scalings.get(name)
+        value = _compute_in_float(tensor.detach())
         moves = scaling is not None and scaling.epsilon is None
         scaled[name] = (
             (value.double() * factors[name].to(value.device)).to(value.dtype)
@@ -466,7 +467,9 @@ class _BatchStatistics(TorchFunctionMode):
         if func not in ARGUMENTS:
             return func(*args, **kwargs)
         options = dict(zip(ARGUMENTS[func], args, strict=False)) | kwargs
-        x, gain, shift = options["input"], options.get("weight"), options.get("bias")
+        x = options["input"]
+        gain = options.get("weight")
+        shift = options.get("bias")
         axes = [axis for axis in range(x.dim()) if axis != 1][func in OF_INSTANCES :]
         if math.prod(x.shape[axis] for axis in axes) < 2:
             raise UnsupportedModelError(

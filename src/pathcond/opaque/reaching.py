@@ -111,12 +111,10 @@ class _LookUps:
         nodes: list[ast.AST],
         functions: dict[str, _LookUps],
     ) -> None:
-        self.arguments, self.attribute, self.nodes, self.functions = (
-            arguments,
-            attribute,
-            nodes,
-            functions,
-        )
+        self.arguments = arguments
+        self.attribute = attribute
+        self.nodes = nodes
+        self.functions = functions
         self.root = arguments[0] if arguments else ""
         self.held = {self.root}
 

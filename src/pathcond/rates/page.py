@@ -67,7 +67,8 @@ def _band(curve: Curve) -> charts.Band:
 def _outcome(curve: Curve, k: int) -> str:
     """What came out at one rate: mean and range of the seeds, or what kept them from a mean."""
     seeds = curve.figures[k]
-    raised, diverged = sum(map(math.isnan, seeds)), sum(map(math.isinf, seeds))
+    raised = sum(map(math.isnan, seeds))
+    diverged = sum(map(math.isinf, seeds))
     if raised or diverged:
         counts = [
             f"{count} of {len(seeds)} {what}"

@@ -35,7 +35,8 @@ class Connectivity:
         in the paper's networks.
         """
         g = select_counted(symmetry, g)
-        device, classes = next(iter(g.values())).device, symmetry.class_matrix
+        device = next(iter(g.values())).device
+        classes = symmetry.class_matrix
         unit_of = torch.full((classes.num_classes,), -1, dtype=torch.long)
         unit_of[classes.classes] = classes.units
         sides: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -73,17 +74,18 @@ def box_sweeps(connectivity: Connectivity) -> Iterator[Tensor]:
     >>> torch.allclose(u, 2 * solution.log_scales, atol=1e-12)
     True
     """
-    g, p, E = connectivity.g, len(connectivity.g), connectivity.g.sum()
-    u, v = torch.zeros(len(connectivity.into), dtype=g.dtype, device=g.device), torch.zeros_like(g)
+    g = connectivity.g
+    p = len(connectivity.g)
+    E = connectivity.g.sum()
+    u = torch.zeros(len(connectivity.into), dtype=g.dtype, device=g.device)
+    v = torch.zeros_like(g)
     while True:
         for h in connectivity.order:
             in_h, out_h = connectivity.into[h], connectivity.out[h]
             D = E - (v[out_h].exp() * g[out_h]).sum() - (v[in_h].exp() * g[in_h]).sum()
             A = len(in_h) - len(out_h)
-            B, C = (
-                ((v[out_h] - u[h]).exp() * g[out_h]).sum(),
-                ((v[in_h] + u[h]).exp() * g[in_h]).sum(),
-            )
+            B = ((v[out_h] - u[h]).exp() * g[out_h]).sum()
+            C = ((v[in_h] + u[h]).exp() * g[in_h]).sum()
             root = (-A * D + ((A * D) ** 2 - 4 * B * (A + p) * C * (A - p)).sqrt()) / (
                 2 * B * (A + p)
             )

@@ -98,7 +98,8 @@ def natural_gradient_flow(
     ... )  # e^(−t): the factor 3 is gone
     True
     """
-    gradient, jacobian = torch.func.grad(loss), torch.func.jacrev(lift)
+    gradient = torch.func.grad(loss)
+    jacobian = torch.func.jacrev(lift)
 
     def velocity(theta: Tensor) -> Tensor:
         # (p, q); (∂Φᵀ ∂Φ)⁺ = ∂Φ⁺ (∂Φ⁺)ᵀ

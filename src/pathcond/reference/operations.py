@@ -57,7 +57,9 @@ def table(array: Array | None) -> Table:
 @operation("linear")
 def linear(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     """y[…, o] = Σ_i x[…, i] w[o, i] + b[o]."""
-    x, w, b = table(a["input"]), table(a["weight"]), table(a["bias"])
+    x = table(a["input"])
+    w = table(a["weight"])
+    b = table(a["bias"])
     for *batch, o in indices(node.shape):
         yield [
             term for i in range(a["weight"].shape[1]) for term in times(x[(*batch, i)], w[o, i])
@@ -69,7 +71,8 @@ def matmul(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     """y[…, i, j] = Σ_k a[…, i, k] b[…, k, j], batch axes broadcast; a vector counts as a row or a
     column.
     """
-    left, right = (a["self"], a["mat2"] if "mat2" in a else a["other"])
+    left = a["self"]
+    right = a["mat2"] if "mat2" in a else a["other"]
     left = Array(left.addresses if len(left.shape) > 1 else left.addresses[None, :], left.memory)
     right = Array(
         right.addresses if len(right.shape) > 1 else right.addresses[:, None], right.memory
@@ -77,10 +80,8 @@ def matmul(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     (rows, inner), columns = left.shape[-2:], right.shape[-1]
     axes = max(len(left.shape), len(right.shape)) - 2
     batch = node.shape[:axes]
-    x, y = (
-        left.expand((*batch, rows, inner)).table(),
-        right.expand((*batch, inner, columns)).table(),
-    )
+    x = left.expand((*batch, rows, inner)).table()
+    y = right.expand((*batch, inner, columns)).table()
     for *b, i, j in indices((*batch, rows, columns)):
         yield [term for k in range(inner) for term in times(x[(*b, i, k)], y[(*b, k, j)])]
 
@@ -90,9 +91,12 @@ def convolution(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     """y[n, o, s] = Σ_{c, k} x[n, c, s·stride − padding + k·dilation] w[o, c, k] + b[o], c over the
     channels of o's group.
     """
-    x, w, b = table(a["input"]), table(a["weight"]), table(a["bias"])
+    x = table(a["input"])
+    w = table(a["weight"])
+    b = table(a["bias"])
     _, channels, *kernel = a["weight"].shape
-    stride, dilation = per_axis(a["stride"], len(kernel)), per_axis(a["dilation"], len(kernel))
+    stride = per_axis(a["stride"], len(kernel))
+    dilation = per_axis(a["dilation"], len(kernel))
     if isinstance(a["padding"], str):
         same = a["padding"] == "same"
         padding = [d * (k - 1) // 2 if same else 0 for d, k in zip(dilation, kernel, strict=True)]
@@ -116,7 +120,9 @@ def transposed_convolution(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     """y[n, o, s·stride − padding + k·dilation] gets x[n, c, s] w[c, o, k] for every s, c of o's
     group and k; and b[o].
     """
-    x, w, b = table(a["input"]), table(a["weight"]), table(a["bias"])
+    x = table(a["input"])
+    w = table(a["weight"])
+    b = table(a["bias"])
     channels, group_size, *kernel = a["weight"].shape
     stride, padding, dilation = (
         per_axis(a[name], len(kernel)) for name in ("stride", "padding", "dilation")
@@ -182,7 +188,8 @@ def windows(node: Node, a: dict[str, Any]) -> Iterator[tuple[list[range], list[t
     shape = a["self"].shape
     axes = int(node.op[-2])
     kernel = per_axis(a["kernel_size"], axes)
-    stride, padding = per_axis(a["stride"] or kernel, axes), per_axis(a["padding"], axes)
+    stride = per_axis(a["stride"] or kernel, axes)
+    padding = per_axis(a["padding"], axes)
     dilation = per_axis(a.get("dilation", 1), axes)
     for position in indices(node.shape):
         lead, s = position[:-axes], position[-axes:]

@@ -202,7 +202,8 @@ def enumerate_paths(model: nn.Module, example_inputs: Any, *, limit: int = 200_0
     num_inputs = 0
     for node in graph.nodes:
         if node.op == "input":
-            start, num_inputs = num_inputs, num_inputs + torch.Size(node.shape).numel()
+            start = num_inputs
+            num_inputs = num_inputs + torch.Size(node.shape).numel()
             values[node] = memory.array(
                 ([Term((), 1.0, i, ())] for i in range(start, num_inputs)), node.shape
             )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-TOP, RIGHT, BOTTOM = 28, 16, 40
+TOP = 28
+RIGHT = 16
+BOTTOM = 40
 
 
 @dataclass(frozen=True, kw_only=True)

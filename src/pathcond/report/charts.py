@@ -115,7 +115,8 @@ def _height_axis(curves: Sequence[Band], start: float, stop: float) -> Axis:
     if not finite or min(finite) <= 0:
         return Axis(*_pad(min(finite, default=0.0), max(finite, default=1.0)), start, stop)
     best = [min((v for v in curve.values if math.isfinite(v)), default=0.0) for curve in curves]
-    low, high = min(finite), max(v for v in finite if v <= 10 * max(*best, min(finite)))
+    low = min(finite)
+    high = max(v for v in finite if v <= 10 * max(*best, min(finite)))
     margin = max((high / low) ** 0.05, 1.01)
     return LogAxis(low / margin, high * margin, start, stop)
 

@@ -57,7 +57,8 @@ def diagonal_sample(
     for (name, at), values in zip(
         places.items(), taken.split([len(at) for at in places.values()]), strict=True
     ):
-        shape, moves = tuple(held[name].shape), torch.zeros(len(at), dtype=torch.float64)
+        shape = tuple(held[name].shape)
+        moves = torch.zeros(len(at), dtype=torch.float64)
         scaling = symmetry.scalings.get(name)
         if scaling is not None and len(at):
             index = torch.unravel_index(at, shape or (1,))

@@ -26,7 +26,8 @@ def report_table(report: Report) -> str:
     name = report.criterion.partition("(")[0]
     seconds = ", ".join(f"{stage} {value:.2f}" for stage, value in report.seconds.items())
     rounded = "; factors rounded to powers of two" if report.rounded else ""
-    in_eval, in_train = _change(report.output_change_eval), _change(report.output_change_train)
+    in_eval = _change(report.output_change_eval)
+    in_train = _change(report.output_change_train)
     facts = [
         (
             "criterion",

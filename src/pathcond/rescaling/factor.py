@@ -62,7 +62,8 @@ class Factor:
             and all(_one_sided(part) for part in parts)
         ):
             # As a matrix every part is a column or a row, which multiplies at the speed of memory.
-            source, target = tensor.view(len(tensor), -1), out.view(len(out), -1)
+            source = tensor.view(len(tensor), -1)
+            target = out.view(len(out), -1)
             parts = [_as_vector(part, tensor.shape) for part in parts]
         for part in parts:
             source = torch.mul(source, part, out=target)

@@ -242,7 +242,8 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
 
 def _powers(optimizer: torch.optim.Optimizer) -> Mapping[str, int] | None:
     """{state: power} of an optimizer; None if it keeps what is not understood."""
-    known, kept = POWERS.get(_kind(optimizer)), _state_names(optimizer)
+    known = POWERS.get(_kind(optimizer))
+    kept = _state_names(optimizer)
     if known is not None or not kept:
         return known or {}
     return (

@@ -280,7 +280,8 @@ def _join(root: Tensor, pairs: Sequence[Tensor]) -> None:
         return
     a, b = torch.cat(list(pairs), dim=1).long()
     while True:
-        low, high = torch.minimum(root[a], root[b]), torch.maximum(root[a], root[b])
+        low = torch.minimum(root[a], root[b])
+        high = torch.maximum(root[a], root[b])
         apart = low != high
         if not apart.any():
             return

@@ -49,7 +49,10 @@ class Boxes:
         )
         if max_log_scale is None:
             max_log_scale = SMOOTH_BOUND if symmetry.approximate else math.inf
-        self.symmetry, self.model, self.ranks, self.bound = symmetry, model, ranks, max_log_scale
+        self.symmetry = symmetry
+        self.model = model
+        self.ranks = ranks
+        self.bound = max_log_scale
 
     @cached_property
     def epsilon_shares(self) -> EpsilonShares:
@@ -66,7 +69,8 @@ class Boxes:
         """Least and greatest log λ of every unit, (num_units,) each."""
         lower, upper = self.epsilon_shares.box(share)
         # each process has statistics of its own
-        lower, upper = self.ranks.maximum(lower), -self.ranks.maximum(-upper)
+        lower = self.ranks.maximum(lower)
+        upper = -self.ranks.maximum(-upper)
         return torch.maximum(lower, self.around_balance[0]), torch.minimum(
             upper, self.around_balance[1]
         )

@@ -82,7 +82,9 @@ class CoordinateDescent(Solver):
         """
         problem = problem.bounded(self.max_log_scale)
         u = problem.zero()
-        v, layers, energy = problem.class_matrix @ u, list(in_layers(problem)), problem.at(u).energy
+        v = problem.class_matrix @ u
+        layers = list(in_layers(problem))
+        energy = problem.at(u).energy
         measured = energy
         for _ in range(self.sweeps):
             moved = 0.0
@@ -131,14 +133,19 @@ def _recurrence(columns: list[list[float]], outside: float, weight: float) -> tu
     D, the energy of all parameters but a unit's own, is summed up: outside the layer, of the units
     done, of those to come.
     """
-    moved, sqrt, log, exp, u = 0.0, math.sqrt, math.log, math.exp, columns[-1]
+    moved = 0.0
+    sqrt = math.sqrt
+    log = math.log
+    exp = math.exp
+    u = columns[-1]
     own = [into + out for into, out in zip(columns[2], columns[3], strict=True)]
     to_come = [0.0, *accumulate(reversed(own[1:]))][::-1]
     done = 0.0
     for h, (c, b, _, _, a, low, high, old) in enumerate(zip(*columns, strict=True)):
         rest = outside + done + to_come[h]
         if c > 0 and b > 0:
-            linear, product = a * rest, 4 * b * (a + weight) * c * (weight - a)
+            linear = a * rest
+            product = 4 * b * (a + weight) * c * (weight - a)
             root = sqrt(linear * linear + product)
             x = (
                 (root - linear) / (2 * b * (a + weight))

@@ -143,7 +143,9 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
     )
     r, d = right, torch.zeros_like(right)
     z = precondition(r)
-    q, rz, enough = z, float(r @ z), accuracy * float(r.norm())
+    q = z
+    rz = float(r @ z)
+    enough = accuracy * float(r.norm())
     for _ in range(200):
         if float(r.norm()) <= enough or rz <= 0 or float(d.abs().max()) > LARGEST_STEP:
             break

@@ -31,7 +31,8 @@ class LayerScales:
         for layer, units in enumerate(problem.groups):
             self.layer_of[units] = layer
         moves, self.kind = self._moves(problem)  # (kinds, layers); kind of every class
-        rows, columns = self.kind[problem.rows], self.kind[problem.columns]
+        rows = self.kind[problem.rows]
+        columns = self.kind[problem.columns]
         # The energy of a pair of ends can be read off the point: by row where the columns are of
         # one kind, else by column.
         pair = torch.full_like(rows, -1), torch.full_like(columns, -1)
@@ -40,7 +41,8 @@ class LayerScales:
         row = column = count = 0
         for block in problem.blocks:
             height, width = block.energy.shape
-            at_row, at_column = slice(row, row + height), slice(column, column + width)
+            at_row = slice(row, row + height)
+            at_column = slice(column, column + width)
             row, column = row + height, column + width
             above, r = torch.unique(rows[at_row], return_inverse=True)
             below, c = torch.unique(columns[at_column], return_inverse=True)
@@ -63,7 +65,8 @@ class LayerScales:
         """The distinct ways in which classes move with the layers, (kinds, layers), and which of
         them each class has.
         """
-        C, layers = problem.class_matrix, self.layer_of[problem.class_matrix.units]
+        C = problem.class_matrix
+        layers = self.layer_of[problem.class_matrix.units]
         coefficients = C.coefficients * self.free[C.units]
         code = torch.randint(
             2**52, (self.num_layers,), generator=torch.Generator().manual_seed(0)
@@ -112,7 +115,9 @@ class LayerScales:
         """The w that minimises F along these directions from the point, (layers,), and E there:
         Newton, damped until it pays.
         """
-        p, slope, e = point.problem.weight, self.down(point.problem.slope), self.energies(point)
+        p = point.problem.weight
+        slope = self.down(point.problem.slope)
+        e = self.energies(point)
         rest = point.problem.fixed  # every other parameter is between some pair of ends
 
         def energy_at(w: Tensor) -> float:
@@ -137,7 +142,9 @@ class LayerScales:
             if not reached <= least - 0.1 * promised:
                 damping = max(100 * damping, 1e-6)
                 continue
-            w, least, damping = w + direction, reached, damping / 100
+            w = w + direction
+            least = reached
+            damping = damping / 100
         return w, energy_at(w)
 
     def solver(self, point: Point) -> Callable[[Tensor], Tensor]:

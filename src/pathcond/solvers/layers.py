@@ -84,13 +84,13 @@ class Layer:
     def minimise(self, problem: Problem, u: Tensor, v: Tensor, energy: float) -> float:
         """Move all units to their common minimum, in place in u and v; returns the new E."""
         into, out = self.energies(problem, v)
-        x, a = u[self.units].exp(), problem.slope[self.units] / problem.weight
-        low, high = problem.lower[self.units].exp(), problem.upper[self.units].exp()
+        x = u[self.units].exp()
+        a = problem.slope[self.units] / problem.weight
+        low = problem.lower[self.units].exp()
+        high = problem.upper[self.units].exp()
         movable = ((into > 0) & (out > 0)) | ((into > 0) & (a > 0)) | ((out > 0) & (a < 0))
-        rest, product = (
-            self.rest(problem, v, energy, float((out * x + into / x).sum())),
-            2 * (into * out).sqrt(),
-        )
+        rest = self.rest(problem, v, energy, float((out * x + into / x).sum()))
+        product = 2 * (into * out).sqrt()
         for _ in range(NEWTON_STEPS):  # on E = E_rest + Σ_h (B_h X_h + C_h / X_h)
             root = torch.hypot(a * energy, product)
             # Of the two forms of the solution, the one without cancellation.
@@ -128,7 +128,8 @@ class Unit:
         sums = self._energies(problem, v)
         if not sums:
             return energy
-        rest, old = max(energy - sum(sums.values()), 0.0), float(u[self.unit])
+        rest = max(energy - sum(sums.values()), 0.0)
+        old = float(u[self.unit])
         limits = (float(problem.lower[self.unit]) - old, float(problem.upper[self.unit]) - old)
         delta = _minimum(sums, rest, float(problem.slope[self.unit]), problem.weight, limits)
         u[self.unit] += delta
@@ -140,18 +141,21 @@ class Unit:
         sums: dict[float, float] = {}
         parts: list[Block | Pairs] = [*problem.blocks, problem.pairs]
         for block in parts:
-            k_row, k_column = self.exponents[block.rows], self.exponents[block.columns]
+            k_row = self.exponents[block.rows]
+            k_column = self.exponents[block.columns]
             if not bool(k_row.any()) and not bool(k_column.any()):
                 continue
             if block.energy.dim() == 1:
-                k, e = k_row - k_column, block.energy * (v[block.columns] - v[block.rows]).exp()
+                k = k_row - k_column
+                e = block.energy * (v[block.columns] - v[block.rows]).exp()
             else:
                 k = k_row[:, None] - k_column
                 e = (-v[block.rows]).exp()[:, None] * block.energy * v[block.columns].exp()
             for value in torch.unique(k[k != 0]).tolist():
                 sums[value] = sums.get(value, 0.0) + float(e[k == value].sum())
         if problem.ranks.sharded:
-            found, sums = torch.tensor(list(sums.items()), dtype=torch.float64).view(-1, 2), {}
+            found = torch.tensor(list(sums.items()), dtype=torch.float64).view(-1, 2)
+            sums = {}
             for value, part in problem.ranks.concatenate(found).tolist():
                 sums[value] = sums.get(value, 0.0) + part
         return {k: s for k, s in sums.items() if s > 0}
@@ -163,10 +167,8 @@ def _minimum(
     """argmin over δ of p log(rest + Σ_k S_k e^{−kδ}) + slope · δ, a convex function, by Newton with
     bisection.
     """
-    low, high = (
-        max(limits[0], -700.0 / max(map(abs, sums))),
-        min(limits[1], 700.0 / max(map(abs, sums))),
-    )
+    low = max(limits[0], -700.0 / max(map(abs, sums)))
+    high = min(limits[1], 700.0 / max(map(abs, sums)))
     delta = 0.0
     for _ in range(200):
         terms = [(k, s * math.exp(-k * delta)) for k, s in sums.items()]
@@ -247,14 +249,16 @@ class _Sides:
         for block in problem.blocks:
             self._cut(block.rows, block.columns, block.energy, 1)
             self._cut(block.columns, block.rows, block.energy.T, -1)
-            rows, columns = self.layer[block.rows], self.layer[block.columns]
+            rows = self.layer[block.rows]
+            columns = self.layer[block.columns]
             for layer in set(rows.unique().tolist()) & set(columns.unique().tolist()) - {-1}:
                 if bool((block.energy[rows == layer][:, columns == layer] > 0).any()):
                     self.coupled.add(layer)
         pairs = problem.pairs
         self._cut(pairs.rows, pairs.columns, pairs.energy, 1)
         self._cut(pairs.columns, pairs.rows, pairs.energy, -1)
-        rows, columns = self.layer[pairs.rows], self.layer[pairs.columns]
+        rows = self.layer[pairs.rows]
+        columns = self.layer[pairs.columns]
         self.coupled |= set(rows[rows == columns].unique().tolist())
         seen = torch.tensor(
             [layer in self.coupled for layer in range(len(problem.groups))],

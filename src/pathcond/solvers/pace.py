@@ -48,7 +48,9 @@ def keep_pace(problem: Problem, solver: Solver) -> tuple[Problem, Solution]:
         tilted, solution, gap = _solve_tilted(problem, solver, near + step)
         far, far_gap = near + step, gap
         if (gap > 0) == (near_gap > 0):
-            near, near_gap, step = far, far_gap, 2 * step
+            near = far
+            near_gap = far_gap
+            step = 2 * step
     if abs(gap) > KEPT and (gap > 0) != (near_gap > 0):
         tilted, solution, gap = _between(problem, solver, (near, near_gap), (far, far_gap))
     ends = problem.at(problem.zero()), problem.at(problem.power * solution.log_scales)
@@ -69,7 +71,8 @@ def unconstrained_at_zero(problem: Problem) -> Problem:
     """
     point = problem.at(problem.zero())
     free = (problem.lower < 0) & (problem.upper > 0) & (point.energy_gradient != 0)
-    gradient, slope = point.energy_gradient[free], problem.slope[free]
+    gradient = point.energy_gradient[free]
+    slope = problem.slope[free]
     squares = float(gradient @ gradient)
     multiplier = -float(slope @ gradient) / squares if squares else 0.0
     return replace(problem, weight=max(multiplier * point.energy, 1e-300))

@@ -109,7 +109,8 @@ class EpsilonShares:
         """The box of the units from that of the classes. Where several units make a class, the
         first has all its room.
         """
-        C, num_units = self.symmetry.class_matrix, self.symmetry.num_units
+        C = self.symmetry.class_matrix
+        num_units = self.symmetry.num_units
         first = torch.ones_like(C.classes, dtype=torch.bool)
         first[1:] = C.classes[1:] != C.classes[:-1]
         rising, size = C.coefficients > 0, C.coefficients.abs()

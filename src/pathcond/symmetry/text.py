@@ -54,7 +54,8 @@ def pinned_lines(pinned: Sequence[Pinned]) -> list[str]:
         by_reason.setdefault((pin.operation, pin.reason), []).append(pin)
     lines = []
     for (operation, reason), pins in list(by_reason.items())[:MAX_ROWS]:
-        units, parameters = sum(pin.units for pin in pins), sum(pin.units == 0 for pin in pins)
+        units = sum(pin.units for pin in pins)
+        parameters = sum(pin.units == 0 for pin in pins)
         amounts = [count_of(units, "unit")] * bool(units) + [
             count_of(parameters, "parameter")
         ] * bool(parameters)

@@ -166,7 +166,8 @@ def _digits() -> Dataset:
     rows = torch.frombuffer(bytearray(gzip.decompress(file.read_bytes())), dtype=torch.uint8).view(
         -1, 65
     )
-    x, y = rows[:, :64].reshape(-1, 1, 8, 8) * 15, rows[:, 64].long()
+    x = rows[:, :64].reshape(-1, 1, 8, 8) * 15
+    y = rows[:, 64].long()
     return Dataset(name="digits", train=(x[:1500], y[:1500]), test=(x[1500:], y[1500:]))
 
 
@@ -175,7 +176,8 @@ def _two_moons() -> Dataset:
     from sklearn.datasets import make_moons
 
     points, labels = make_moons(2000, noise=0.1, random_state=0)
-    x, y = torch.tensor(points, dtype=torch.float32), torch.tensor(labels)
+    x = torch.tensor(points, dtype=torch.float32)
+    y = torch.tensor(labels)
     return Dataset(name="two-moons", train=(x[:1000], y[:1000]), test=(x[1000:], y[1000:]))
 
 

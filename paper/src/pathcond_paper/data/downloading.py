@@ -104,7 +104,8 @@ def get(
 
 def _fetch(source: Source, place: Path, progress: Callable[[str, int, int | None], object]) -> Path:
     """The file, whole and as published."""
-    path, part = place / source.file, place / f"{source.file}.part"
+    path = place / source.file
+    part = place / f"{source.file}.part"
     if path.is_file() and _digest(path, source) == source.digest:
         return path
     try:

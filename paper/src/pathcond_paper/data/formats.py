@@ -62,10 +62,8 @@ def cifar_python(content: bytes, name: Path) -> tuple[Tensor, Tensor]:
     """A pickled dict of ``data`` and ``labels``, read without running anything that it asks for."""
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-        images, labels = (
-            torch.from_numpy(batch[b"data"].copy()),
-            torch.tensor(batch[b"labels"], dtype=torch.uint8),
-        )
+        images = torch.from_numpy(batch[b"data"].copy())
+        labels = torch.tensor(batch[b"labels"], dtype=torch.uint8)
     except Exception as error:  # whatever a pickle that is none can raise
         raise DataError(f"{name} is no batch of CIFAR-10's python version: {error}") from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), CIFAR_RECORD - 1):

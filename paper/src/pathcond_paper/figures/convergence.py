@@ -218,11 +218,9 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     if not all(every):
         return [Claim(paper=paper, measured="not run", verdict="not run") for paper in texts]
     mlps, *others = every
-    at_5, at_10, at_30 = (
-        _realised(mlps, 5),
-        [_realised(found, 10) for found in every],
-        [_realised(found, 30) for found in others],
-    )
+    at_5 = _realised(mlps, 5)
+    at_10 = [_realised(found, 10) for found in every]
+    at_30 = [_realised(found, 30) for found in others]
     left = [1 - _realised(found, 100) for found in every]
     apart = [statistics.fmean(result["apart"] for result in found) for found in every]
     steps = [statistics.fmean(result["step"][20] for result in found) for found in every]

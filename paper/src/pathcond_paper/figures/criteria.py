@@ -163,7 +163,9 @@ def _operator_norm(hessian: Tensor) -> Tensor:
     """The larger |eigenvalue| of 2 × 2 matrices; in closed form, which differentiates where both
     coincide as well.
     """
-    first, last, off = hessian[..., 0, 0], hessian[..., 1, 1], hessian[..., 0, 1]
+    first = hessian[..., 0, 0]
+    last = hessian[..., 1, 1]
+    off = hessian[..., 0, 1]
     return (first + last).abs() / 2 + torch.hypot((first - last) / 2, off)
 
 
@@ -205,7 +207,8 @@ def bisection(criterion: Function, theta: Tensor, steps: int = 50) -> Tensor:
     for _ in range(steps):
         middle = (left + right) / 2
         falls = slope(middle) < 0
-        left, right = torch.where(falls, middle, left), torch.where(falls, right, middle)
+        left = torch.where(falls, middle, left)
+        right = torch.where(falls, right, middle)
     return torch.where(turns, left, torch.nan)[:, None] * opposite
 
 
@@ -238,7 +241,8 @@ def newton(criterion: Function, theta: Tensor, steps: int = 100) -> Tensor:
 
 def apart(result: Result, one: str, other: str) -> float:
     """Largest |t_i| between two minimisers; NaN unless both exist."""
-    a, b = result["minimisers"][one], result["minimisers"][other]
+    a = result["minimisers"][one]
+    b = result["minimisers"][other]
     return (
         math.nan if a is None or b is None else max(abs(x - y) for x, y in zip(a, b, strict=True))
     )

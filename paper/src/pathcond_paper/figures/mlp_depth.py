@@ -273,7 +273,8 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def depth_claims(rows: Sequence[Row]) -> list[Claim]:
     """The claims at the paper's learning rate."""
-    paper, ours = speedups(rows, "paper"), speedups(rows, "exact")
+    paper = speedups(rows, "paper")
+    ours = speedups(rows, "exact")
     return [_faster(rows, paper, ours), _smaller(rows), _strongest(rows, paper), _enorm(rows)]
 
 
@@ -304,7 +305,8 @@ def _smaller(rows: Sequence[Row]) -> Claim:
     text = (
         "A model of 2.5M parameters (5 hidden layers) matches baselines of 3.25M (8) (sec:faster)"
     )
-    small, large = epochs(rows, depth=5, method="paper"), epochs(rows, depth=8, method="baseline")
+    small = epochs(rows, depth=5, method="paper")
+    large = epochs(rows, depth=8, method="baseline")
     if not small or not large:
         return Claim(paper=text, measured="", verdict="not run")
     sizes = [f"{_parameters(rows[0].job, depth) / 1e6:.2g}M" for depth in (5, 8)]
@@ -342,7 +344,8 @@ def _strongest(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
 
 def _enorm(rows: Sequence[Row]) -> Claim:
     text = "ENorm does not yield improvements (sec:faster)"
-    step, epoch = speedups(rows, "enorm"), speedups(rows, "enorm-epoch")
+    step = speedups(rows, "enorm")
+    epoch = speedups(rows, "enorm-epoch")
     if not step:
         return Claim(paper=text, measured="", verdict="not run")
     none = all(found.times < 1.1 for found in step.values())
@@ -379,7 +382,8 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
         f"points of training accuracy above the baseline, mean over epochs and depths: {told} "
         f"({seeds})"
     )
-    held, fades = min(low) > -0.5 and max(low) >= max(high), -2 < high[-1] < max(low)
+    held = min(low) > -0.5 and max(low) >= max(high)
+    fades = -2 < high[-1] < max(low)
     return [
         Claim(paper=small, measured=measured, verdict="reproduced" if held else "not reproduced"),
         Claim(paper=large, measured=measured, verdict="reproduced" if fades else "not reproduced"),

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 DATASETS: Mapping[Preset, Sequence[str]] = {"smoke": (), "cpu": (), "paper": ()}
-LAYERS, NEURONS, ENDS = 8, 256, 32
+LAYERS = 8
+NEURONS = 256
+ENDS = 32
 GAINS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # a = 32 σ²
 GAINS_LISTED = ", ".join(f"{gain:g}" for gain in GAINS)
 ALPHAS: Mapping[Preset, int] = {"smoke": 3, "cpu": 10, "paper": 20}
@@ -186,10 +188,8 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             Claim(paper=paper, measured="not run", verdict="not run")
             for paper in (uneven, variance)
         ]
-    alphas, exact = (
-        [row.job["alpha"] for row in rows],
-        [row.result["largest"]["exact"] for row in rows],
-    )
+    alphas = [row.job["alpha"] for row in rows]
+    exact = [row.result["largest"]["exact"] for row in rows]
     over_alpha = [spearman(alphas, column) for column in zip(*exact, strict=True)]
     small = [gain for gain in GAINS if gain <= 1]
     over_gain = statistics.fmean(spearman(small, values[: len(small)]) for values in exact)

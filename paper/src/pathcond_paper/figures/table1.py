@@ -80,7 +80,8 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
     """
     for n, job in enumerate(jobs):
         progress(n / len(jobs), job["network"])
-        model, ones = all_ones(NETWORKS[job["network"]][0]), torch.ones(IMAGE, dtype=torch.float64)
+        model = all_ones(NETWORKS[job["network"]][0])
+        ones = torch.ones(IMAGE, dtype=torch.float64)
         with torch.no_grad():
             paths = model(ones).sum().item()
         layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]

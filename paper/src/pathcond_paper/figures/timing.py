@@ -174,10 +174,8 @@ def sizes_of(rows: Sequence[Row]) -> dict[str, int]:
 
 def over_size(rows: Sequence[Row], part: str) -> tuple[list[int], list[list[float]]]:
     """Numbers of parameters of the MLPs, ascending, and the seconds of a part for each."""
-    seconds, sizes = (
-        seconds_of([row for row in rows if row.job["network"] == "mlp"], part),
-        sizes_of(rows),
-    )
+    seconds = seconds_of([row for row in rows if row.job["network"] == "mlp"], part)
+    sizes = sizes_of(rows)
     networks = sorted(seconds, key=sizes.__getitem__)
     return [sizes[network] for network in networks], [seconds[network] for network in networks]
 
@@ -203,7 +201,8 @@ class Line:
         slope = sum((a - center_x) * (b - center_y) for a, b in zip(x, y, strict=True)) / sum(
             (a - center_x) ** 2 for a in x
         )
-        intercept, total = center_y - slope * center_x, sum((b - center_y) ** 2 for b in y)
+        intercept = center_y - slope * center_x
+        total = sum((b - center_y) ** 2 for b in y)
         left = sum((b - intercept - slope * a) ** 2 for a, b in zip(x, y, strict=True))
         return cls(intercept=intercept, slope=slope, r2=1 - left / total if total else 0.0)
 
@@ -315,8 +314,10 @@ def _steps_panel(axes: Axes, rows: Sequence[Row], shown: Sequence[str]) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Seconds by network and part, % of an epoch, and shares by step."""
-    sizes, seconds = sizes_of(rows), {part: seconds_of(rows, part) for part in PARTS}
-    costs, steps = [("", "parameters", *PARTS.values())], [("", *STEPS.values())]
+    sizes = sizes_of(rows)
+    seconds = {part: seconds_of(rows, part) for part in PARTS}
+    costs = [("", "parameters", *PARTS.values())]
+    steps = [("", *STEPS.values())]
     for network, size in sizes.items():
         epoch = mean(seconds["epoch"].get(network, []))
         cells = (

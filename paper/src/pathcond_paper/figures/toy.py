@@ -123,7 +123,9 @@ def lift(theta: Tensor) -> Tensor:
 
 def loss(theta: Tensor, x: Tensor) -> Tensor:
     """L(θ), the mean over the samples of (u·relu(vx + w) − relu(x))², (...)."""
-    u, v, w = theta[..., :1], theta[..., 1:2], theta[..., 2:]
+    u = theta[..., :1]
+    v = theta[..., 1:2]
+    w = theta[..., 2:]
     out: Tensor = (u * (v * x + w).relu() - x.relu()).square().mean(-1)
     return out
 
@@ -225,7 +227,8 @@ def table(rows: Sequence[Row]) -> str:
         f"{'start':<22}{'mean loss':>22}{'steps to loss / 1000':>24}{'distance to ideal flow':>26}",
     ]
     for row in _of_figure(rows):
-        plain, rescaled = row.result["plain"], row.result["rescaled"]
+        plain = row.result["plain"]
+        rescaled = row.result["rescaled"]
         cells = [
             f"{plain['mean_loss']:.2e} → {rescaled['mean_loss']:.2e}",
             f"{plain['steps_to_share']:.0f} → {rescaled['steps_to_share']:.0f}",

@@ -146,11 +146,9 @@ class Sweep:
         for dataset in self.figure.DATASETS[self.preset]:
             if any(job.get("dataset", dataset) == dataset for job in missing):
                 load_data(dataset, place.data)
-        module, tasks, failed = (
-            cast(ModuleType, self.figure).__name__,
-            self.figure.together(missing),
-            [],
-        )
+        module = cast(ModuleType, self.figure).__name__
+        tasks = self.figure.together(missing)
+        failed = []
         place = replace(place, rows=tuple(self.rows))
         with closing(ENGINES[engine](module, tasks, place, workers)) as events:
             for event in events:

@@ -22,7 +22,8 @@ def resnet20(num_classes: int = 10, *, width: int = 32) -> nn.Sequential:
     channels = width
     for stage in range(3):
         for block in range(3):
-            outputs, stride = width * 2**stage, 2 if stage and not block else 1
+            outputs = width * 2**stage
+            stride = 2 if stage and not block else 1
             body = nn.Sequential(
                 nn.Conv2d(channels, outputs, 3, stride=stride, padding=1, bias=False),
                 nn.BatchNorm2d(outputs),

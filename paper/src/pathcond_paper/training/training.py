@@ -58,17 +58,16 @@ class Data:
     ) -> Data:
         """Standardise a data set, or the first ``train`` and ``test`` samples of its two parts."""
         (x, y), (test_x, test_y) = dataset.train, dataset.test
-        x, y, test_x, test_y = (
-            x[:train].to(device),
-            y[:train].to(device),
-            test_x[:test].to(device),
-            test_y[:test].to(device),
-        )
+        x = x[:train].to(device)
+        y = y[:train].to(device)
+        test_x = test_x[:test].to(device)
+        test_y = test_y[:test].to(device)
         if x.dtype == torch.long:  # tokens
             return cls(x=x, y=y, test_x=test_x, test_y=test_y)
         x, test_x = x.float(), test_x.float()
         over = [axis for axis in range(x.dim()) if axis != 1]
-        mean, deviation = x.mean(over, keepdim=True), x.std(over, keepdim=True)
+        mean = x.mean(over, keepdim=True)
+        deviation = x.std(over, keepdim=True)
         return cls(x=(x - mean) / deviation, y=y, test_x=(test_x - mean) / deviation, test_y=test_y)
 
 
@@ -151,15 +150,20 @@ class _Session:
     def __init__(
         self, runs: Sequence[Run], recipe: Recipe, data: Data, starts: Starts | None
     ) -> None:
-        self.runs, self.recipe, self.data, device = runs, recipe, data, data.x.device
+        self.runs = runs
+        self.recipe = recipe
+        self.data = data
+        device = data.x.device
         starts = starts or Starts(recipe, data.x[: recipe.batch])
         started = [starts.of(run.method, run.seed) for run in runs]
         models = [start.model for start in started]
         self.curves = [Curves(**start.describe_scales()) for start in started]
         self.stack = Stack(models)
         balanced = [recipe.methods[run.method].balance for run in runs]
-        by_step, by_epoch = balanced.count("step"), balanced.count("epoch")
-        self.by_step, self.by_epoch = slice(0, by_step), slice(by_step, by_step + by_epoch)
+        by_step = balanced.count("step")
+        by_epoch = balanced.count("epoch")
+        self.by_step = slice(0, by_step)
+        self.by_epoch = slice(by_step, by_step + by_epoch)
         self.balance = None
         if by_step or by_epoch:
             example = data.x[: recipe.batch]
@@ -349,7 +353,8 @@ def _record_graph(step: Callable[[], None], changed: Sequence[Tensor]) -> Callab
 @contextmanager
 def _repeatable(device: torch.device) -> Iterator[None]:
     """Deterministic kernels, matrix products in TF32 (the settings of the process come back)."""
-    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    precision = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn
     flags = cudnn.deterministic, cudnn.benchmark
     torch.set_float32_matmul_precision("high")
     cudnn.deterministic, cudnn.benchmark = True, False

@@ -25,7 +25,9 @@ def attention(
     scales: Scales, query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: Any
 ) -> Labels:
     lead = "ABCDEFGH"[: len(query.shape) - 2]
-    q, k, v = scales.labels(query), scales.labels(key), scales.labels(value)
+    q = scales.labels(query)
+    k = scales.labels(key)
+    v = scales.labels(value)
     if enable_gqa:  # each key and value head serves a run of query heads
         k, v = (_repeat_heads(labels, q.shape[-3]) for labels in (k, v))
     scores = contract(scales, q, lead + "qd", k, lead + "kd", lead + "qk")

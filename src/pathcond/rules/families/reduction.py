@@ -372,7 +372,8 @@ def _window_sum(
     kernel, step, pad, spread = (
         list(v) * rank if len(v) == 1 else list(v) for v in (kernel_size, stride, padding, dilation)
     )
-    size, target = x.shape[x.dim() - rank :], shape[len(shape) - rank :]
+    size = x.shape[x.dim() - rank :]
+    target = shape[len(shape) - rank :]
     amounts: list[int] = []
     for axis in reversed(range(rank)):
         needed = (target[axis] - 1) * step[axis] + (kernel[axis] - 1) * spread[axis] + 1

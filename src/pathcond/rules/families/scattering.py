@@ -32,7 +32,8 @@ WRITTEN = "is written into a tensor that has no scale"
 def into_rows(scales: Scales, x: Any, dim: int, index: Any, source: Any, reduce: Any) -> Labels:
     if reduce in PRODUCTS:
         return _pin_both(scales, x, source)
-    target, value = scales.labels(x), _lasting_value(scales, index)
+    target = scales.labels(x)
+    value = _lasting_value(scales, index)
     if value is None or _too_large(target):
         return _anywhere(scales, target, dim, index, scales.labels(source))
     places = _positions(target).index_select(dim, value)
@@ -243,7 +244,8 @@ def _send_anywhere(energies: Energies) -> Any:
     if energies.node.op == "index_put":
         return _put_anywhere(energies)
     source = next(operands[name] for name in ("src", "source", "value") if name in operands)
-    target, sent = energies.summand(operands["self"]), energies.summand(source)
+    target = energies.summand(operands["self"])
+    sent = energies.summand(source)
     if sent.dim():
         sent = sent.sum(bound["dim"], keepdim=True)
     return target + sent * energies.power(bound.get("alpha", 1))
