@@ -8,7 +8,9 @@ import logging
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,44 @@ def spawned(
     worker: Callable[..., Any], folder: Path, processes: int = 2, *arguments: Any
 ) -> list[Any]:
     """What ``worker(rank, *arguments)`` returns in each process."""
-    multiprocessing.spawn(_run, (worker, processes, str(folder), arguments), nprocs=processes)
+    if processes not in TEAMS:
+        TEAMS[processes] = [_hire() for _ in range(processes)]
+    team = TEAMS[processes]
+    for rank, (_, connection) in enumerate(team):
+        connection.send((rank, worker, processes, str(folder), arguments))
+    try:
+        for _, connection in team:
+            failure = connection.recv()
+            assert failure is None, failure
+    except (AssertionError, EOFError):
+        del TEAMS[processes]
+        for process, _ in team:
+            process.kill()
+        raise
     return [torch.load(folder / f"result.{rank}", weights_only=False) for rank in range(processes)]
+
+
+# Processes by how many work together. They stay: importing torch takes longer than most tests.
+TEAMS: dict[int, list[tuple[Any, Connection]]] = {}
+
+
+def _hire() -> tuple[Any, Connection]:
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _work(orders: Connection) -> None:
+    while True:
+        order = orders.recv()
+        try:
+            _run(*order)
+            orders.send(None)
+        except Exception:
+            orders.send(f"process {order[0]}:\n{traceback.format_exc()}")
 
 
 def _run(
