@@ -45,6 +45,7 @@ class Training:
                 self.model,
                 batch.to(device),
                 criterion=pathcond.PathKernel(),
+                normalization="absorb",
                 **teleport,
             )
             if teleport

@@ -15,11 +15,10 @@ from ..distributed.sharding import gather
 from ..errors import UnsupportedModelError
 from ..rules import RULES
 from ..rules.energies import call
+from ..rules.families.normalization import WITH_STATISTICS
 from ..rules.samples import Samples, at_once
 from ..trees import tree_map
 from .plan import Plan
-
-BATCH_NORMS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 
 
 @dataclass
@@ -130,7 +129,7 @@ class BatchValues:
         if not self.calibrate or node.op == "getitem":
             return False
         rule = RULES.get(node.op)
-        if node.op in BATCH_NORMS:
+        if node.op in WITH_STATISTICS:
             return not self.uses_running_statistics(node)
         return self.measure_all or rule is None or rule.measures
 
@@ -146,7 +145,7 @@ class BatchValues:
     def _result(self, node: Node) -> Any:
         bound = dict(node.bound)
         if (
-            node.op in BATCH_NORMS
+            node.op in WITH_STATISTICS
             and node.bound.get("running_mean") is not None
             and not self.uses_running_statistics(node)
         ):

@@ -275,14 +275,14 @@ def _energy_of(
     model: nn.Module, sample: Sample, p: float, calibrate: bool, approximate: bool, diagonal: bool
 ) -> PathEnergy:
     """The lifting of one graph."""
-    walk = Walk(unwrap(model), sample, calibrate=calibrate, approximate=approximate)
+    lifting = Lifting(unwrap(model), sample, calibrate=calibrate, approximate=approximate)
     received: dict[str, Tensor] = {}
-    lifted = walk.run(p=p, received=received if diagonal else None)
+    lifted = lifting.run(p=p, received=received if diagonal else None)
     norm = float(lifted.total.detach())
     if not math.isfinite(norm):
-        walk.explain_overflow(p)
+        lifting.explain_overflow(p)
     assert norm >= 0, "energies are sums of products of powers"
-    if norm < TINY and float(walk.run(p=0, support=True).total) > 0:
+    if norm < TINY and float(lifting.run(p=0, support=True).total) > 0:
         raise EnergyRangeError(
             f"The path energy of the whole network underflows float64 (it is {norm:.3g}): its "
             "weights are too small. "
@@ -292,13 +292,13 @@ def _energy_of(
         return PathEnergy(norm=norm, diagonal={})
     if lifted.total.requires_grad:
         lifted.total.backward()
-    walk.refuse_out_of_range(received)
-    for name, parameter in walk.trainable.items():
+    lifting.refuse_out_of_range(received)
+    for name, parameter in lifting.trainable.items():
         if name not in received:
             received[name] = shard_like(
-                torch.zeros(parameter.shape, dtype=torch.float64, device=walk.device), parameter
+                torch.zeros(parameter.shape, dtype=torch.float64, device=lifting.device), parameter
             )
-    return PathEnergy(norm=norm, diagonal={name: received[name] for name in walk.trainable})
+    return PathEnergy(norm=norm, diagonal={name: received[name] for name in lifting.trainable})
 
 
 def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
@@ -311,19 +311,19 @@ def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
     sample = capture_sample(model, example_inputs)
     off: dict[str, str] = {}
     for part in sample.all:
-        walk = Walk(unwrap(model), part, calibrate=False, approximate=True)
+        lifting = Lifting(unwrap(model), part, calibrate=False, approximate=True)
         received: dict[str, Tensor] = {}
-        lifted = walk.run(p=0, received=received, count=True, support=True)
+        lifted = lifting.run(p=0, received=received, count=True, support=True)
         if lifted.total.requires_grad:
             lifted.total.backward()
         on = {name for name, g in received.items() if bool(g.any())}
         # What one graph says of a parameter that another one has on a path does not count.
         seen = {node.name for node in part.graph.nodes if node.op == "parameter"} | (
-            walk.trainable.keys() if part is sample else set()
+            lifting.trainable.keys() if part is sample else set()
         )
         off |= {
             name: _reason(name, part.graph, lifted)
-            for name in walk.trainable
+            for name in lifting.trainable
             if name in seen and name not in on
         }
         off = {name: reason for name, reason in off.items() if name not in on}
@@ -348,7 +348,7 @@ class _Edge(torch.autograd.Function):
         return None, None, None
 
 
-class Walk:
+class Lifting:
     """Runs the energy pass of one model under different settings."""
 
     def __init__(
@@ -569,7 +569,7 @@ def _count(model: nn.Module, example_inputs: Any) -> tuple[float, int]:
     """The number of paths as mantissa · 2^exponent."""
     sample = capture_sample(model, example_inputs)
     counts = [
-        Walk(unwrap(model), part, calibrate=False, approximate=True).run(p=0, count=True)
+        Lifting(unwrap(model), part, calibrate=False, approximate=True).run(p=0, count=True)
         for part in sample.all
     ]
     exponent = max(count.exponent for count in counts)

@@ -33,7 +33,7 @@ from ..rules.table import Rule
 from ..trees import tree_leaves, tree_map
 from ..wrappers import unwrap
 from .energy_pass import EnergyPass, Lifted
-from .lifting import Walk, capture_sample
+from .lifting import Lifting, capture_sample
 from .sample import Sample
 
 
@@ -99,11 +99,11 @@ def _gradients(
     model: nn.Module, sample: Sample, approximate: bool, *, measured: bool
 ) -> tuple[dict[str, Tensor], dict[Node, int]]:
     """Σ x² of every weight over its places; or Σ 1, and how many inputs each contraction sums."""
-    walk = Walk(unwrap(model), sample, calibrate=measured, approximate=approximate)
+    lifting = Lifting(unwrap(model), sample, calibrate=measured, approximate=approximate)
     received: dict[str, Tensor] = {}
     inputs: dict[Node, int] = {}
 
-    lifted = walk.run(
+    lifted = lifting.run(
         p=2,
         received=received,
         count=not measured,

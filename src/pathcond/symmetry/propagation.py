@@ -16,7 +16,12 @@ from ..capture.nodes import Graph, Node
 from ..rules import RULES
 from ..rules import labels as lb
 from ..rules.families.experts import opaque
-from ..rules.families.normalization import find_handwritten, handwritten_epsilon, handwritten_gain
+from ..rules.families.normalization import (
+    WITH_STATISTICS,
+    find_handwritten,
+    handwritten_epsilon,
+    handwritten_gain,
+)
 from ..rules.labels import Labels
 from ..rules.picking import collapse_all, follow, simplify
 from ..rules.scales import Scales
@@ -29,7 +34,6 @@ from .unread import list_in_sight
 
 logger = logging.getLogger("pathcond")
 
-NORMS_WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")
 STATISTICS = ("running_mean", "running_var")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
@@ -231,7 +235,7 @@ class Propagation(Reading):
 
     def _note_buffers(self, node: Node, arguments: dict[str, Any]) -> None:
         """Remember buffers that are read as plain tensors: those cannot follow a scale."""
-        statistics = STATISTICS if node.op in NORMS_WITH_STATISTICS else ()
+        statistics = STATISTICS if node.op in WITH_STATISTICS else ()
         plain = {name: value for name, value in arguments.items() if name not in statistics}
         self.scales.read_buffers.update(
             a.buffer for a in tree_leaves(plain) if isinstance(a, Known) and a.buffer is not None

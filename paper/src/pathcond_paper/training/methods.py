@@ -50,7 +50,7 @@ class Method:
             return "full"
         if self.condition is None:
             return None
-        return str(self.condition.get("normalization", "absorb"))
+        return str(self.condition.get("normalization", "batch"))
 
 
 # The paper's criterion at its true optimum, with the scales in front of norms.

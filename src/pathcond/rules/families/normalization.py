@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..scales import Scales
 
 NORMALIZATION = Family("Normalization: by the choice of `normalization`")
+WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")  # running ones, if any
 FRONT_FREE = ("absorb", "full", "batch")
 BEHIND_FREE = ("gain", "full")
 # in units of ε: a path through a norm has a little energy even where the norm sees nothing
