@@ -2,7 +2,7 @@
 bands for the spread over seeds.
 
 >>> sorted(STYLES)[:2]
-['baseline', 'enorm']
+['baseline', 'default']
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "paper": {"color": VERMILION, "linestyle": "-.", "marker": "^"},
     "paper-exact": {"color": PURPLE, "linestyle": "-.", "marker": "v"},
     "exact": {"color": BLUE, "linestyle": "-", "marker": "P"},
-    "teleport": {"color": GREEN, "linestyle": "-", "marker": "X"},
+    "default": {"color": GREEN, "linestyle": "-", "marker": "d"},
+    "teleport": {"color": YELLOW, "linestyle": "-", "marker": "X"},
 }
 RC: dict[Any, Any] = {
     "font.size": 9,

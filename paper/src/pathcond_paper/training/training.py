@@ -33,7 +33,8 @@ from .recipe import Recipe, Run
 from .stack import Balance, Stack
 from .starting import Start, Starts
 
-EVALUATED_AT_ONCE = 2**17  # samples of all runs together, so that activations fit into memory
+# So that activations fit into memory: samples of all runs together, and of one.
+EVALUATED_AT_ONCE, EVALUATED_OF_ONE = 2**17, 2**13
 WARM_UPS = 3  # steps before a CUDA graph is recorded
 
 
@@ -267,7 +268,7 @@ class _Session:
         """Mean loss and accuracy in eval mode, (2, runs)."""
         total = torch.zeros_like(self.sums)
         self.stack.train(False)
-        size = max(1, EVALUATED_AT_ONCE // len(self.runs))
+        size = max(1, min(EVALUATED_AT_ONCE // len(self.runs), EVALUATED_OF_ONE))
         for inputs, classes in zip(x.split(size), y.split(size), strict=True):
             with self._autocast():
                 outputs = self.stack(inputs, shared=True)
