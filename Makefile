@@ -17,7 +17,7 @@ test: $(READY) lint  ## Linters, type checker, unit and model tests
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not zoo and not slow" --durations=30
 
 test-all: $(READY) lint  ## The same with the whole model collection
-	$(PYTHON) -m pytest -n 2 --dist worksteal
+	PATHCOND_TEST_ALL=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
 DEVICE ?= cpu
 zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md (DEVICE=cuda is quicker)

@@ -7,9 +7,14 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from . import torchvision_operators  # noqa: F401  before anything imports torchvision
+from .strategies import examples
 
 settings.register_profile(
-    "pathcond", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    "pathcond",
+    parent=examples(100),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("pathcond")
 

@@ -4,10 +4,12 @@ constants; tiny ones by paths.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,6 +35,15 @@ PINNING = {
     "plus_one": lambda h: h + 1.0,
     "softmax": lambda h: h.softmax(1),
 }
+
+
+# `make test-all` sets it, and draws as many examples as a test names; `make test` half of them.
+DRAWS_ALL = "PATHCOND_TEST_ALL" in os.environ
+
+
+def examples(count: int) -> settings:
+    """How many examples a test draws, as a decorator."""
+    return settings(max_examples=count if DRAWS_ALL else count // 2)
 
 
 @dataclass(frozen=True)

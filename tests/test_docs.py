@@ -30,6 +30,19 @@ def test_supported_operations_are_up_to_date() -> None:
     assert (ROOT / "docs" / "supported-operations.md").read_text() == page()
 
 
+def test_claims_are_decided_in_a_line_and_name_the_paper_by_numbers() -> None:
+    from pathcond_paper.citing import LABEL, cite
+    from pathcond_paper.page import gather
+
+    claims = [claim for figure in gather(Path("results/paper")) for claim in figure.claims]
+    assert len(claims) > 40
+    for claim in claims:
+        assert len(claim.decides.split()) <= 25, claim.decides
+        assert bool(claim.decides) == (claim.verdict != "not run"), claim.paper
+        shown = cite(f"{claim.paper} {claim.decides} {claim.details} {claim.ours}")
+        assert not LABEL.search(shown), shown
+
+
 def test_the_page_of_results_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert Path("docs/reproduction.md").read_text() == document.page(

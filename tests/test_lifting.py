@@ -26,7 +26,7 @@ from pathcond.lifting.lifting import capture_sample, off_path, path_energy
 from pathcond.reference import enumerate_paths, parameter_vector
 
 from .cases import CASES, Calls, SelfAttention, images, make, prepared
-from .strategies import path_networks
+from .strategies import examples, path_networks
 from .zoo import NORMALIZATIONS, energy_change
 
 EXACT = {"rtol": 1e-12, "atol": 0.0}
@@ -51,7 +51,7 @@ def test_random_networks_agree_with_full_enumeration(part: int) -> None:
     """diag(G) of jacobians over all paths, ‖Φ‖_p of all paths, their number: to twelve digits."""
 
     @seed(part)
-    @settings(max_examples=75, deadline=None, database=None)
+    @settings(examples(75), deadline=None, database=None)
     @given(path_networks())
     def check(network: tuple[nn.Module, Tensor]) -> None:
         model, x = network

@@ -3,14 +3,14 @@
 import copy
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pathcond
 from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
 
-from .strategies import INPUT_CHANNELS, RandomNet, networks
+from .strategies import INPUT_CHANNELS, RandomNet, examples, networks
 from .zoo import WITH_BATCH, outputs, randomise
 
 
@@ -20,7 +20,7 @@ def prepared(net: RandomNet, seed: int) -> tuple[RandomNet, torch.Tensor]:
     return net, torch.randn(4, INPUT_CHANNELS, 3, 3, dtype=torch.float64)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(networks(), st.sampled_from(WITH_BATCH), st.integers(0, 5))
 def test_function_kept_factors_consistent_inverse_restores(
     net: RandomNet, normalization: str, seed: int
@@ -45,7 +45,7 @@ def test_function_kept_factors_consistent_inverse_restores(
         torch.testing.assert_close(tensor, state[name], rtol=1e-11, atol=1e-13)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(networks(), st.sampled_from(WITH_BATCH))
 def test_as_many_symmetries_as_there_are(net: RandomNet, normalization: str) -> None:
     net, x = prepared(net, 0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,7 +28,7 @@ from pathcond.reference import (
 )
 
 from .cases import Calls
-from .strategies import MOST_PATHS, path_networks
+from .strategies import MOST_PATHS, examples, path_networks
 from .zoo import randomise
 
 DIVERGENCES = (LOGDET, FROBENIUS, VON_NEUMANN)
@@ -312,7 +312,7 @@ def test_output_and_ntk_factorise(name: str) -> None:
     torch.testing.assert_close(Z @ paths.path_kernel(theta) @ Z_y.T, J @ J_y.T)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(path_networks())
 def test_random_networks_factorise_and_keep_their_lift(network: tuple[nn.Module, Tensor]) -> None:
     """eq. output_factorization without running means, and Φ^-1(1)+ ⊇ the library's symmetries

@@ -13,7 +13,7 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -36,6 +36,7 @@ from pathcond.symmetry.symmetry import Symmetry, symmetry_of
 from . import torchvision_operators  # noqa: F401  before anything imports torchvision
 
 # "batch" is "full" for networks whose norms have running statistics, and "absorb" for the others.
+DEFAULT = "the default"  # of ``condition_``, beside the values of ``normalization``
 NORMALIZATIONS = ("absorb", "gain", "full", "paper")
 WITH_BATCH = (*NORMALIZATIONS, "batch")
 TIMM_MODELS = (Path(__file__).parent / "timm_models.txt").read_text().split()
@@ -356,9 +357,16 @@ def as_double(inputs: Any) -> Any:
     )
 
 
-def examine(entry: Entry, device: str = "cpu") -> Result:
+def examine(
+    entry: Entry, device: str = "cpu", again: Sequence[str] = (*NORMALIZATIONS, DEFAULT)
+) -> Result:
     """Rescale a model by random log-scales in [-2, 2] under every normalization, and measure the
     outputs.
+
+    Args:
+        entry: The model.
+        device: Where to.
+        again: Under which values to condition it twice as users do.
     """
     result = Result(entry.name, environment=f"torch {torch.__version__}, {device}")
     torch.manual_seed(0)
@@ -416,17 +424,19 @@ def examine(entry: Entry, device: str = "cpu") -> Result:
             before, outputs(model, inputs, training=False)
         )
         restore(model, state)
-        result.moved_again[normalization] = moved_again(
-            model,
-            Prepared(symmetry=symmetry, sample=sample),
-            criterion=pathcond.PathKernel(),
-            normalization=normalization,
-        )
+        if normalization in again:
+            result.moved_again[normalization] = moved_again(
+                model,
+                Prepared(symmetry=symmetry, sample=sample),
+                criterion=pathcond.PathKernel(),
+                normalization=normalization,
+            )
+            restore(model, state)
+    if DEFAULT in again:
+        symmetry = symmetry_of(model, captured, normalization="batch")
+        prepared = Prepared(symmetry=symmetry, sample=sample)
+        result.moved_again[DEFAULT] = moved_again(model, prepared)
         restore(model, state)
-    result.moved_again["the default"] = moved_again(
-        model, Prepared(symmetry=symmetry_of(model, captured, normalization="batch"), sample=sample)
-    )
-    restore(model, state)
     changes = [
         *result.eval_change.values(),
         *result.other_change.values(),
@@ -596,8 +606,13 @@ def _examine_safely(name: str, device: str) -> Result:
             torch.cuda.empty_cache()
 
 
-def table(results: list[Result]) -> str:
-    """The page docs/zoo.md."""
+def table(results: list[Result], left_out: Sequence[str] = ()) -> str:
+    """The page docs/zoo.md.
+
+    Args:
+        results: Of the models that were run.
+        left_out: Names of those that were not.
+    """
     within = sum(max(r.eval_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
     energy_within = sum(
         max(r.energy_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results
@@ -617,6 +632,7 @@ def table(results: list[Result]) -> str:
         f"Of {len(results)} models {within} keep their eval outputs to 1e-9 under every value, "
         "and their train-mode outputs",
         "under `gain` (those with train-only heads too).",
+        *([f"Not run, for want of memory or time: {', '.join(left_out)}."] if left_out else []),
         "",
         f"Other sizes: {sized} models also keep to 1e-9 on another batch size and, where they "
         "run on it, on another length or",
@@ -634,8 +650,10 @@ def table(results: list[Result]) -> str:
         f"1e-8 per parameter under every value on {twice} models; the largest is in the table. "
         "`held` counts units that a running",
         "variance keeps from going on (it may not become negative). `again` is the greatest |log "
-        "λ| of a second `condition_` with",
-        "the path kernel, as users call it: within its bounds, and with statistics as they are.",
+        "λ| of a second `condition_`, as",
+        "users call it: with the path kernel under every value, within its bounds and with "
+        "statistics as they are; and by",
+        f"default, of {sum(DEFAULT in r.moved_again for r in results)} models.",
         "",
         "What exceeds 1e-9 is marked with *: such a model amplifies rounding. Disturbing the "
         "last bit of its weights alone does",
@@ -681,12 +699,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="models to leave out; the page names them"
+    )
     options = parser.parse_args()
     done: dict[str, Result] = {}
     if options.rows and os.path.exists(options.rows):
         with open(options.rows) as file:
             done = {row["name"]: Result(**row) for row in map(json.loads, file)}
-    names = [entry.name for entry in entries() if options.only in entry.name]
+    names = [
+        entry.name
+        for entry in entries()
+        if options.only in entry.name and entry.name not in options.without
+    ]
     todo = [name for name in names if name not in done]
     # A worker that the system kills for its memory ends the run with an error; a Pool would wait.
     with ProcessPoolExecutor(
@@ -711,7 +736,7 @@ def main() -> int:
     results = [done[name] for name in names]
     if options.write:
         with open(options.write, "w") as file:
-            file.write(table(results))
+            file.write(table(results, options.without))
     bad = [result.name for result in results if failures(result)]
     print(f"{len(results) - len(bad)} passed, {len(bad)} failed")
     return 1 if bad else 0

@@ -411,7 +411,7 @@ def test_claims_of_convergence(rows: dict[str, list[Row]]) -> None:
 
 def test_plot_of_convergence(rows: dict[str, list[Row]]) -> None:
     axes = convergence.plot(rows["convergence"])["convergence"].axes
-    assert len(axes) == 4
+    assert len(axes) == 2 * len(convergence.DIAGONALS)
     for steps in axes[1::2]:
         assert [line.get_label() for line in steps.get_lines()] == ["small MLP", "small CNN"]
     for gaps in axes[::2]:
@@ -430,7 +430,7 @@ def test_tables_have_a_line_for_every_group(rows: dict[str, list[Row]], name: st
         "toy": "(0.3, 3, -1)",
         "criteria": "‖∇²L‖",
         "regimes": "a = 0.01",
-        "convergence": "small CNN, calibrated",
+        "convergence": "small CNN, published",
     }
     assert expected[name] in text
     assert len(text.splitlines()) > len(load(name).table([]).splitlines())

@@ -121,9 +121,9 @@ def test_table_1_as_printed(rows: dict[str, Row]) -> None:
 def test_claims_of_table_1(rows: dict[str, Row]) -> None:
     printed, definition = table1.claims(list(rows.values()))
     assert (printed.verdict, definition.verdict) == ("reproduced", "not reproduced")
-    assert "18 of 18 cells" in printed.measured
+    assert "18 of 18 cells" in printed.decides
     # it has no pooling
-    assert [name for name in rows if f"{name} by" not in definition.measured] == ["MLP 3×500"]
+    assert [name for name in rows if f"{name} by" not in definition.decides] == ["MLP 3×500"]
     assert {claim.verdict for claim in table1.claims(list(rows.values())[:5])} == {"not run"}
 
 

@@ -65,13 +65,13 @@ class Fake(SimpleNamespace):
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         paper = ("Values are small (sec:small)", "Values | are *few* (sec:few)")
         if not rows:
-            return [Claim(paper=text, measured="", verdict="not run") for text in paper]
-        measured = (
-            f"at most {max(row.result['value'] for row in rows)} {rows[0].result.get('note', '')}"
-        )
+            return [Claim.not_run(text) for text in paper]
+        most = max(row.result["value"] for row in rows)
+        note = rows[0].result.get("note", "")
+        told = f"at most {most} {note}"
         return [
-            Claim(paper=paper[0], measured=measured, verdict="better"),
-            Claim(paper=paper[1], measured="", verdict="not reproduced"),
+            Claim.judge(paper[0], True, told, f"more {note}", ours=f"us {note}"),
+            Claim.judge(paper[1], False, ""),
         ]
 
 
@@ -136,7 +136,7 @@ def test_nothing_is_loaded_and_all_images_are_inside(folder: Path) -> None:
 def test_the_summary_counts_every_claim(folder: Path) -> None:
     figures = results.gather(folder)
     counts = results.counts([claim for figure in figures for claim in figure.claims])
-    assert counts == {"reproduced": 0, "better": 2, "not reproduced": 2, "not run": 2}
+    assert counts == {"reproduced": 2, "not reproduced": 2, "not run": 2}
     shown = re.findall(
         r'<div><b>(\d+)</b><span class="badge [\w-]+">([\w ]+)</span>', results.page(folder)
     )

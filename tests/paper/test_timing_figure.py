@@ -179,7 +179,7 @@ def test_no_line_is_closer(y: list[float]) -> None:
 @pytest.mark.parametrize(
     ("whole", "verdict"),
     [
-        ({"MLP 3×500": 1.0, "CIFAR-NV": 0.2, "ResNet-18-C": 0.5}, "better"),
+        ({"MLP 3×500": 1.0, "CIFAR-NV": 0.2, "ResNet-18-C": 0.5}, "reproduced"),
         ({"MLP 3×500": 1.0, "CIFAR-NV": 0.5, "ResNet-18-C": 0.5}, "reproduced"),
         ({"MLP 3×500": 2.0, "CIFAR-NV": 0.1, "ResNet-18-C": 0.1}, "not reproduced"),
     ],
@@ -188,8 +188,7 @@ def test_the_claim_about_epochs(whole: dict[str, float], verdict: str) -> None:
     claim = timing.claims(networks(whole))[0]
     assert claim.verdict == verdict
     assert all(
-        f"{name}: {100 * share:.3g} % with captures" in claim.measured
-        for name, share in whole.items()
+        f"{name} {100 * share:.3g} % with captures" in claim.ours for name, share in whole.items()
     )
 
 
@@ -198,7 +197,8 @@ def test_the_claim_about_epochs(whole: dict[str, float], verdict: str) -> None:
     [
         ([1.0, 2.0, 3.0, 4.0], "reproduced"),
         ([5.0, 6.1, 6.9, 8.0], "reproduced"),
-        ([1.0, 1.4, 0.7, 1.1], "better"),  # hardly grows
+        ([1.0, 1.4, 0.7, 1.1], "reproduced"),  # hardly grows
+        ([1.0, 2.0, 4.0, 7.0], "not reproduced"),  # on a line with an R² of 0.96
         ([1.0, 9.0, 0.5, 9.0], "not reproduced"),
         ([1.0, 2.0], "not run"),
     ],

@@ -17,16 +17,19 @@ from pathlib import Path
 from urllib.parse import quote
 
 from . import load
+from .citing import cite
+from .figure import Claim
 from .page import Reproduction, counts, gather
 from .sweep.sweep import draw
 
 HEAD = """# The paper, reproduced
 
-Every figure and table of the paper with its claims: reproduced, better (the paper's own method was
-surpassed), not reproduced, or not run. Where the paper gives no number to hold a sentence against,
-the bound that decides is ours ("about 20 epochs earlier": at least 10; "smaller": by more than 0.1
-%; "grows": a rank correlation below -0.1) and stands in the `claims` of the figure's module; the
-numbers are beside every verdict. Generated from the rows of results by `make docs`; `pathcond
+Every figure and table of the paper with its claims: reproduced, not reproduced, or not run. The
+verdict is on the paper's method as its authors published it, by the numbers that stand first; what
+this library does in its place is said apart. Where the paper gives no number to hold a sentence
+against, the bound that decides is ours ("about 20 epochs earlier": at least 10; "smaller": by more
+than 0.1 %; "grows": a rank correlation below -0.1; "linear": an exponent of at most 1.2) and stands
+in the `claims` of the figure's module. Generated from the rows of results by `make docs`; `pathcond
 report` makes a page of the same with all numbers.
 """
 
@@ -64,10 +67,13 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
         path = Path(os.path.relpath(folder / f"{name}.png", out.parent)).as_posix()
         yield f"![{_text(figure.title)}]({quote(path)})\n"
     claims = [
-        (_text(claim.paper), _text(claim.measured or "–"), f"**{claim.verdict}**")
+        (_text(claim.paper), _text(claim.decides or "–"), f"**{claim.verdict}**")
         for claim in figure.claims
     ]
     yield _table(("paper", "measured", "verdict"), claims)
+    notes = [note for claim in figure.claims if (note := _note(claim))]
+    if notes:
+        yield f"<details><summary>More on these claims</summary>\n\n{''.join(notes)}\n</details>\n"
     if figure.made:
         facts = "; ".join(f"{key}: {value}" for key, value in figure.made.facts.items())
         left = f" Not run: {_text(figure.made.left)}." if figure.made.left else ""
@@ -76,8 +82,16 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
         yield "".join(
             f"    {line}\n" for command in figure.made.commands for line in command.splitlines()
         )
-    numbers = escape(load(figure.name).table(figure.rows))
+    numbers = escape(cite(load(figure.name).table(figure.rows)))
     yield f"<details><summary>All numbers</summary><pre>\n{numbers}\n</pre></details>\n"
+
+
+def _note(claim: Claim) -> str:
+    """The details of a claim and what the library does, as an entry of a list."""
+    ours = f" **This library:** {_text(claim.ours)}" if claim.ours else ""
+    if not claim.details and not ours:
+        return ""
+    return f"- *{_text(claim.paper)}* {_text(claim.details)}{ours}\n"
 
 
 def _not_run(figures: list[Reproduction]) -> Iterator[str]:
@@ -98,7 +112,9 @@ def _text(text: str) -> str:
     >>> _text("a|b <i> [x](y)")
     'a\\\\|b &lt;i&gt; \\\\[x\\\\](y)'
     """
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = (
+        " ".join(cite(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
     return re.sub(r"([\\`*\[\]|])", r"\\\1", text)
 
 

@@ -29,7 +29,7 @@ __all__ = [
 
 Preset = Literal["smoke", "cpu", "paper"]
 PRESETS: tuple[Preset, ...] = ("smoke", "cpu", "paper")
-Verdict = Literal["reproduced", "better", "not reproduced", "not run"]
+Verdict = Literal["reproduced", "not reproduced", "not run"]
 # the share that is done, and a few words on what is being done
 Progress = Callable[[float, str], object]
 
@@ -55,13 +55,29 @@ class Claim:
 
     Attributes:
         paper: What it says, with its label.
-        measured: What came out here, with numbers, seeds and spread.
-        verdict: "better" if the paper's own method was surpassed, "not run" if rows are missing.
+        verdict: On the method as published; "not run" if rows are missing.
+        decides: The numbers that the verdict goes by, in at most 25 words.
+        details: All others, with seeds and spread.
+        ours: What the library does in place of the paper's method, where that is another thing.
     """
 
     paper: str
-    measured: str
     verdict: Verdict
+    decides: str = ""
+    details: str = ""
+    ours: str = ""
+
+    @classmethod
+    def not_run(cls, paper: str) -> Claim:
+        return cls(paper=paper, verdict="not run")
+
+    @classmethod
+    def judge(
+        cls, paper: str, holds: bool, decides: str, details: str = "", *, ours: str = ""
+    ) -> Claim:
+        """Reproduced, or not."""
+        verdict: Verdict = "reproduced" if holds else "not reproduced"
+        return cls(paper=paper, verdict=verdict, decides=decides, details=details, ours=ours)
 
 
 class Figure(Protocol):
@@ -69,6 +85,8 @@ class Figure(Protocol):
 
     Attributes:
         DATASETS: By preset, names of the data sets that ``run`` reads; empty if it makes its own.
+        CHANGED: By method, the day since which its runs are made as they are now: the page tells
+            how many rows are older. A figure without it has none.
     """
 
     DATASETS: Mapping[Preset, Sequence[str]]

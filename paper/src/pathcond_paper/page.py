@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathcond.report.page import render
 from pathcond.rows import Row, Rows, RowsError
 
 from . import FIGURES, load
+from .citing import cite
 from .figure import PRESETS, Claim, Figure, Preset, Verdict
 from .style import drawings, save
 from .sweep.selection import describe_jobs
@@ -49,9 +50,8 @@ ABOUT = {
     "and paths from inputs to outputs.",
 }
 MEANINGS: dict[Verdict, str] = {
-    "reproduced": "our runs agree with the paper's sentence",
-    "better": "our runs agree, and the exact optimum does more than the paper's own method",
-    "not reproduced": "our runs do not agree with it",
+    "reproduced": "our runs of the paper's method agree with its sentence",
+    "not reproduced": "our runs of the paper's method do not agree with it",
     "not run": "there are no runs to tell by",
 }
 SAID_APART = ("command", "commit", "date", "seconds", *VERSIONS)
@@ -150,6 +150,7 @@ def page(folder: Path) -> str:
     return render(
         "results.html.jinja",
         package="pathcond_paper",
+        cite=cite,
         title="PathCond: the paper, reproduced",
         total=counts([claim for figure in figures for claim in figure.claims]),
         meanings=MEANINGS,
@@ -220,6 +221,8 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
     seconds = [s for origin in origins if isinstance(s := origin.get("seconds"), int | float)]
     facts |= {"versions": "; ".join(versions)} if versions else {}
     facts |= {"commit": commits} if (commits := _commits(origins)) else {}
+    older = _older(rows, getattr(sweep.figure, "CHANGED", {}))
+    facts |= {"older than the code they depend on": older} if older else {}
     facts |= {"date": " to ".join(dict.fromkeys((days[0], days[-1])))} if days else {}
     facts |= {"time of all runs": _duration(sum(seconds))} if seconds else {}
     smaller = "" if sweep.preset == "paper" else ", smaller than the paper's"
@@ -228,6 +231,26 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
         left=describe_jobs(missing, sweep.jobs),
         commands=tuple(_distinct(origins, "command")),
         facts=facts,
+    )
+
+
+def _older(rows: Sequence[Row], changed: Mapping[str, str]) -> str:
+    """How many rows of which methods were made before the method changed; empty if none were.
+
+    >>> old, new = ({"date": f"2026-11-{day}T00:00:00"} for day in (14, 16))
+    >>> rows = [Row({"method": "paper"}, {}, origin) for origin in (old, old, new)]
+    >>> _older(rows, {"paper": "2026-11-15"})
+    '2 rows of paper, which changed on 2026-11-15'
+    """
+    counted = Counter(
+        row.job["method"]
+        for row in rows
+        if row.job.get("method") in changed
+        and str(row.origin.get("date", "")) < changed[row.job["method"]]
+    )
+    return ", ".join(
+        f"{count:,} row{'s' * (count != 1)} of {method}, which changed on {changed[method][:10]}"
+        for method, count in counted.items()
     )
 
 

@@ -30,6 +30,9 @@ from pathcond.criteria.criterion import Criterion, Measurement, require_model
 from pathcond.criteria.problem import Problem
 from pathcond.symmetry.symmetry import Symmetry
 
+# Until then "as in the paper" took diag(G) by its definition: another one with norms or pooling.
+SINCE = {"paper": "2026-11-16T22:00"}
+
 
 @dataclass(frozen=True)
 class PublishedKernel(Criterion):

@@ -21,6 +21,7 @@ from pathcond.errors import FailedRunsError
 from pathcond.rows import Row
 
 from . import FIGURES, load
+from .citing import cite
 from .figure import Place, Preset
 from .sweep.sweep import Sweep, draw, readable, to_tensorboard
 from .sweep.watching import watching
@@ -201,9 +202,13 @@ def _as_text(sweep: Sweep, rows: Sequence[Row]) -> str:
     lines = []
     if sweep.preset != "paper":
         lines += [f"Preset {sweep.preset}: smaller networks and data than the paper's.", ""]
-    lines += [sweep.figure.table(rows), ""]
+    lines += [cite(sweep.figure.table(rows)), ""]
+    if sweep.preset == "smoke":
+        return "\n".join([*lines, "No verdicts: these runs only show that all of it runs."])
     for claim in sweep.figure.claims(rows):
-        lines += [f"{claim.verdict}: {claim.paper}", f"    {claim.measured}"]
+        lines += [f"{claim.verdict}: {cite(claim.paper)}"]
+        lines += [f"    {cite(line)}" for line in (claim.decides, claim.details) if line]
+        lines += [f"    This library: {claim.ours}"] if claim.ours else []
     return "\n".join(lines)
 
 

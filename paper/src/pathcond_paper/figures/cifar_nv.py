@@ -17,7 +17,7 @@ float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from pathcond.networks import cifar_nv
 from pathcond.rows import Job, Result, Row
 
-from ..figure import Claim, Place, Preset, Progress, Verdict
+from ..figure import Claim, Place, Preset, Progress
+from ..published import SINCE
 from ..sweep.selection import (
     match_runs,
     mean,
@@ -34,7 +35,7 @@ from ..sweep.selection import (
     spread,
     where,
 )
-from ..training.methods import AT_OTHER_RATES, METHODS, RATE
+from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE
 from ..training.training import Settings, epochs_to, train_jobs
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ OTHER_RATES = (1e-2, 5e-4, 1e-4)
 CHANNELS = {"cifar10": 3, "digits": 1}
 NEAR_80 = 78.0  # %, of best test accuracy
 SMOOTHING = 0.2  # weight of a new epoch in the curves
+CHANGED = SINCE
 DATASETS: dict[Preset, tuple[str, ...]] = {
     "smoke": ("digits",),
     "cpu": ("cifar10",),
@@ -105,7 +107,7 @@ def jobs(preset: Preset, seeds: int | None = None) -> list[Job]:
     rates = [
         (RATE, AT_OTHER_RATES),
         (RATE, others),
-        *((rate, AT_OTHER_RATES) for rate in OTHER_RATES),
+        *((rate, AT_OTHER_RATES) for rate in OTHER_RATES[:: 2 if preset == "smoke" else 1]),
     ]
     return [
         asdict(
@@ -199,30 +201,37 @@ def best(rows: Sequence[Row]) -> list[float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Best and last test accuracy, and epochs to 99 % training accuracy, by learning rate and
-    method.
+    """Best and last test accuracy, and epochs to 99 % training accuracy, by network, learning rate
+    and method.
     """
-    lines = [
-        f"{'':<34}{'seeds':>6}{'best test, %':>18}{'last test, %':>18}{'epochs to 99 % train':>24}"
-    ]
-    for rate in settings_of(rows, "learning_rate"):
-        lines += ["", f"learning rate {rate:g}"]
-        for method in METHODS:
-            found = where(rows, learning_rate=rate, method=method)
-            if found:
-                last = spread([100 * row.result["test_accuracy"][-1] for row in found])
-                reached = spread([epochs_to(0.99, row.result["train_accuracy"]) for row in found])
-                lines.append(
-                    f"  {METHODS[method].title:<32}{len(found):>6}{spread(best(found)):>18}"
-                    f"{last:>18}{reached:>24}"
-                )
+    head = f"{'':<36}{'seeds':>6}{'best test, %':>18}{'last test, %':>18}{'to 99 % train':>20}"
+    lines = [head]
+    for variant in VARIANTS:
+        there = variant.select(rows)
+        for rate in settings_of(there, "learning_rate"):
+            lines += ["", f"{variant.name}, learning rate {rate:g}"]
+            for method in METHODS:
+                found = where(there, learning_rate=rate, method=method)
+                if found:
+                    lines.append(_line(METHODS[method].title, found, variant))
     return "\n".join(lines)
 
 
+def _line(title: str, rows: Sequence[Row], variant: Variant) -> str:
+    last = spread([100 * row.result["test_accuracy"][-1] for row in rows])
+    reached = spread([epochs_to(0.99, row.result[variant.accuracy]) for row in rows])
+    return f"  {title:<34}{len(rows):>6}{spread(best(rows)):>18}{last:>18}{reached:>20}"
+
+
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """What sec:generalize says."""
-    here = where(rows, learning_rate=RATE)
-    return [_better(here), _earlier(here), _rates(rows)]
+    """What sec:generalize says, of both networks, the published one first."""
+    return [
+        claim
+        for variant in VARIANTS
+        for there in [variant.select(rows)]
+        for here in [where(there, learning_rate=RATE)]
+        for claim in (_better(here, variant), _earlier(here, variant), _rates(there, variant))
+    ]
 
 
 def _gain(rows: Sequence[Row], method: str) -> float:
@@ -235,72 +244,90 @@ def _gain(rows: Sequence[Row], method: str) -> float:
     )
 
 
-def _better(rows: Sequence[Row]) -> Claim:
-    text = "PathCond reaches 80 % best test accuracy, baseline and ENorm 77 % (sec:generalize)"
-    if not match_runs(rows, *AT_OTHER_RATES):
-        return Claim(paper=text, measured="", verdict="not run")
-    told = [
-        f"{METHODS[method].title} {spread(best(found))} % ({seeds_of([found])})"
-        for method in (*AT_OTHER_RATES, "enorm")
-        if (found := where(rows, method=method))
-    ]
-    measured = f"best test accuracy: {', '.join(told)}"
-    paper, exact = (
-        _gain(rows, method) >= 2 and mean(best(where(rows, method=method))) >= NEAR_80
-        for method in ("paper", "exact")
+def _better(rows: Sequence[Row], variant: Variant) -> Claim:
+    text = (
+        f"CIFAR-NV {variant.name}: PathCond reaches 80 % best test accuracy, baseline and ENorm "
+        "77 % (sec:generalize)"
     )
-    verdict: Verdict = "reproduced" if paper else "better" if exact else "not reproduced"
-    return Claim(paper=text, measured=measured, verdict=verdict)
+    pairs = match_runs(rows, "baseline", "paper")
+    if not pairs:
+        return Claim.not_run(text)
+    paper, baseline = (mean(best(where(rows, method=name))) for name in ("paper", "baseline"))
+    gain = _gain(rows, "paper")
+    return Claim.judge(
+        text,
+        gain >= 2 and paper >= NEAR_80,
+        f"{paper:.1f} % as in the paper, {baseline:.1f} % the baseline ({seeds_of(pairs)}).",
+        f"{_accuracies(rows, METHODS)}.",
+        ours=_accuracies(rows, OURS),
+    )
 
 
-def _earlier(rows: Sequence[Row]) -> Claim:
+def _accuracies(rows: Sequence[Row], methods: Iterable[str]) -> str:
+    return ", ".join(
+        f"{METHODS[method].title} {spread(best(found))} % ({seeds_of([found])})"
+        for method in methods
+        if (found := where(rows, method=method))
+    )
+
+
+def _earlier(rows: Sequence[Row], variant: Variant) -> Claim:
     """How much sooner the smoothed training accuracy reaches a level that every run of the baseline
     reaches.
     """
-    text = "Near-optimal performance about 20 epochs earlier than baseline methods (sec:generalize)"
-    trios = match_runs(rows, *AT_OTHER_RATES)
-    if not trios:
-        return Claim(paper=text, measured="", verdict="not run")
-    level = min(smooth(baseline.result["train_accuracy"])[-1] for baseline, *_ in trios)
-    told, least = [], []
-    for method in ("paper", "exact"):
-        leads = {
-            other: _lead(pairs, level)
-            for other in ("baseline", "enorm", "enorm-epoch")
-            if (pairs := match_runs(rows, other, method))
-        }
-        epochs = (
-            f"{lead:+.1f} to {METHODS[other].title} ({seeds})"
-            for other, (lead, seeds) in leads.items()
-        )
-        least.append(min(lead for lead, _ in leads.values()))
-        told.append(
-            f"{METHODS[method].title} {', '.join(epochs) if math.isfinite(least[-1]) else 'never'}"
-        )
-    measured = f"epochs earlier at {100 * level:.1f} % training accuracy: {'; '.join(told)}"
-    sooner, exact = least
-    verdict: Verdict = (
-        "better" if exact > max(sooner, 10) else "reproduced" if sooner >= 10 else "not reproduced"
+    text = (
+        f"CIFAR-NV {variant.name}: near-optimal performance about 20 epochs earlier than baseline "
+        "methods (sec:generalize)"
     )
-    return Claim(paper=text, measured=measured, verdict=verdict)
+    pairs = match_runs(rows, "baseline", "paper")
+    if not pairs:
+        return Claim.not_run(text)
+    level = min(max(smooth(baseline.result[variant.accuracy])) for baseline, _ in pairs)
+    leads = {
+        other: _lead(found, level, variant)
+        for other in ("baseline", "enorm", "enorm-epoch")
+        if (found := match_runs(rows, other, "paper"))
+    }
+    least = min(leads, key=lambda other: leads[other][0])
+    lead, seeds = leads[least]
+    others = [
+        f"{METHODS[method].title} {ahead:+.1f} ({over})"
+        for method in OURS
+        if (found := match_runs(rows, "baseline", method))
+        for ahead, over in [_lead(found, level, variant)]
+    ]
+    told = ", ".join(
+        f"{METHODS[other].title} {ahead:+.1f} ({over})" for other, (ahead, over) in leads.items()
+    )
+    return Claim.judge(
+        text,
+        lead >= 10,
+        f"{lead:+.1f} epochs sooner than {METHODS[least].title}, at {100 * level:.1f} % training "
+        f"accuracy ({seeds}).",
+        f"Sooner than {told}.",
+        ours=f"Sooner than the baseline: {', '.join(others)}." if others else "",
+    )
 
 
-def _lead(pairs: Sequence[Sequence[Row]], level: float) -> tuple[float, str]:
+def _lead(pairs: Sequence[Sequence[Row]], level: float, variant: Variant) -> tuple[float, str]:
     """By how many epochs the second of each pair is sooner at a level of smoothed training
     accuracy, and over which seeds.
 
     One that never gets there has the end of training; -∞ if it is the second.
     """
     first, second = (
-        [epochs_to(level, smooth(row.result["train_accuracy"])) for row in runs]
+        [epochs_to(level, smooth(row.result[variant.accuracy])) for row in runs]
         for runs in zip(*pairs, strict=True)
     )
-    longest = len(pairs[0][0].result["train_accuracy"])
+    longest = len(pairs[0][0].result[variant.accuracy])
     return mean([min(epoch, longest) for epoch in first]) - mean(second), seeds_of(pairs)
 
 
-def _rates(rows: Sequence[Row]) -> Claim:
-    text = "Its advantage is greatest at small to moderate learning rates (fig:generalize_all_lrs)"
+def _rates(rows: Sequence[Row], variant: Variant) -> Claim:
+    text = (
+        f"CIFAR-NV {variant.name}: its advantage is greatest at small to moderate learning rates "
+        "(fig:generalize_all_lrs)"
+    )
     gains = {
         rate: _gain(where(rows, learning_rate=rate), "paper")
         for rate in settings_of(rows, "learning_rate")
@@ -311,11 +338,10 @@ def _rates(rows: Sequence[Row]) -> Claim:
         for is_low in (True, False)
     )
     if not low or not high:
-        return Claim(paper=text, measured="", verdict="not run")
+        return Claim.not_run(text)
     told = ", ".join(f"{gain:+.1f} at {rate:g}" for rate, gain in gains.items())
-    measured = f"as in the paper, points of best test accuracy above the baseline: {told}"
-    return Claim(
-        paper=text,
-        measured=measured,
-        verdict="reproduced" if max(low) > max(0, *high) else "not reproduced",
+    return Claim.judge(
+        text,
+        max(low) > max(0, *high),
+        f"Points of best test accuracy above the baseline: {told}.",
     )

@@ -28,7 +28,7 @@ from pathcond.lifting.lifting import diag_g
 from pathcond.rows import Job, Result, Row
 from pathcond.solvers import Exact, solve
 
-from ..figure import Claim, Place, Preset, Progress, Verdict
+from ..figure import Claim, Place, Preset, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -326,15 +326,15 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             first,
             symmetric,
             holds=weighted <= AGREEMENT,
-            where=f" for four norms that a swap of u and v leaves alone; {weighted:.2f} for (x₁² "
-            "+ 4x₂²)^½, which sees the order",
+            where=f" for four norms; {weighted:.2f} for (x₁² + 4x₂²)^½",
+            details="A swap of u and v leaves the four alone; the last sees the order.",
         ),
         _claim(
             "tr ∇²L and ‖θ‖₂ have the same minimiser (eq:MinHessianTraceIsMinThetaNorm).",
             convex,
             [("trace", "norm 2")],
-            where=f" where ℓ'' > 0; where ℓ'' < 0 the trace has none ({without} of "
-            f"{len(concave)} θ)",
+            where=" where ℓ'' > 0",
+            details=f"Where ℓ'' < 0 the trace has none ({without} of {len(concave)} θ).",
         ),
         _claim(
             "κ(∇²L), ‖∇²L‖ and ‖θ‖₂ have the same minimiser, ℓ'' ≥ 0 assumed "
@@ -366,20 +366,20 @@ def _claim(
     pairs: Sequence[tuple[str, str]],
     *,
     where: str,
+    details: str = "",
     holds: bool = True,
 ) -> Claim:
     if not results:
-        return Claim(paper=paper, measured="not run", verdict="not run")
+        return Claim.not_run(paper)
     distances = [distance for one, other in pairs for distance in _distances(results, one, other)]
     complete = len(distances) == len(results) * len(pairs)
     largest = max(distances, default=math.inf)
-    measured = (
-        f"at most {max(largest, 1e-12):.0e} apart in log λ over {len(results)} random θ{where}"
+    return Claim.judge(
+        paper,
+        holds and complete and largest <= AGREEMENT,
+        f"At most {max(largest, 1e-12):.0e} apart in log λ over {len(results)} random θ{where}.",
+        details,
     )
-    verdict: Verdict = (
-        "reproduced" if holds and complete and largest <= AGREEMENT else "not reproduced"
-    )
-    return Claim(paper=paper, measured=f"{measured}.", verdict=verdict)
 
 
 def _distances(results: Sequence[Result], one: str, other: str) -> list[float]:

@@ -25,7 +25,7 @@ from pathcond.networks import mlp
 from pathcond.rows import Job, Result, Row
 from pathcond.solvers import CoordinateDescent, Exact, Solver, solve
 
-from ..figure import Claim, Place, Preset, Progress, Verdict
+from ..figure import Claim, Place, Preset, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -184,10 +184,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     uneven = "The rescaling grows as layer widths become more irregular (fig:regime_analysis)."
     variance = "The rescaling grows as the initialization variance decreases (fig:regime_analysis)."
     if len({row.job["alpha"] for row in rows}) < 2:
-        return [
-            Claim(paper=paper, measured="not run", verdict="not run")
-            for paper in (uneven, variance)
-        ]
+        return [Claim.not_run(uneven), Claim.not_run(variance)]
     alphas = [row.job["alpha"] for row in rows]
     exact = [row.result["largest"]["exact"] for row in rows]
     over_alpha = [spearman(alphas, column) for column in zip(*exact, strict=True)]
@@ -195,19 +192,20 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     over_gain = statistics.fmean(spearman(small, values[: len(small)]) for values in exact)
     means = [statistics.fmean(column) for column in zip(*exact, strict=True)]
     return [
-        Claim(
-            paper=uneven,
-            measured=f"rank correlation of max |log λ| with α over {len(rows)} networks: "
-            f"{_join(over_alpha)} for a = "
-            f"{GAINS_LISTED}. {_extremes(rows, 1.0)}. {_extremes(rows, GAINS[0])}.",
-            verdict=_verdict(max(over_alpha)),
+        Claim.judge(
+            uneven,
+            max(over_alpha) < -TREND,
+            f"Rank correlation of max |log λ| with α: {min(over_alpha):.2f} to "
+            f"{max(over_alpha):.2f}, over {len(rows)} networks.",
+            f"It is {_join(over_alpha)} for a = {GAINS_LISTED}. {_extremes(rows, 1.0)}. "
+            f"{_extremes(rows, GAINS[0])}.",
         ),
-        Claim(
-            paper=variance,
-            measured=f"rank correlation of max |log λ| with a ≤ 1, mean over {len(rows)} "
-            f"networks: {over_gain:.2f}. On average "
-            f"it is {_join(means)} for a = {GAINS_LISTED}.",
-            verdict=_verdict(over_gain),
+        Claim.judge(
+            variance,
+            over_gain < -TREND,
+            f"Rank correlation of max |log λ| with a ≤ 1: {over_gain:.2f}, mean over {len(rows)} "
+            "networks.",
+            f"On average max |log λ| is {_join(means)} for a = {GAINS_LISTED}.",
         ),
     ]
 
@@ -242,10 +240,6 @@ def _ranks(values: Tensor) -> Tensor:
     below = (values[:, None] > values).sum(1)
     alike = (values[:, None] == values).sum(1)
     return below + (alike + 1) / 2
-
-
-def _verdict(correlation: float) -> Verdict:
-    return "reproduced" if correlation < -TREND else "not reproduced"
 
 
 def _magnitudes(rows: Sequence[Row], solver: str, gain: float, alpha: float) -> list[float]:

@@ -20,7 +20,8 @@ from pathcond.networks import mlp
 from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
-from ..sweep.selection import deviation, mean, settings_of, spread, where
+from ..published import SINCE
+from ..sweep.selection import deviation, match_runs, mean, seeds_of, settings_of, spread, where
 from ..training.methods import AT_OTHER_RATES, METHODS, RATE
 from ..training.training import group_jobs, train_jobs
 from . import mlp_depth
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}
 SAMPLES = 256  # inputs from N(0, I) on which outputs are compared
+CHANGED = SINCE
 DATASETS = mlp_depth.DATASETS
 DIFFERENCES: dict[Preset, tuple[int, tuple[int, ...], int]] = {  # width, hidden layers, seeds
     "smoke": (32, (1, 3), 2),
@@ -192,24 +194,30 @@ def _decreases(rows: Sequence[Row]) -> Claim:
     )
     gelu = _differences_by_depth(rows, activation="gelu", method="paper")
     if len(gelu) < 2:
-        return Claim(paper=text, measured="", verdict="not run")
+        return Claim.not_run(text)
     first, last = min(gelu), max(gelu)
-    told = [
-        f"{what} {mean(found[min(found)]):.1e} at {min(found)} to {mean(found[max(found)]):.1e} "
-        f"at {max(found)}"
-        for what, found in (
-            ("GELU", gelu),
-            ("SiLU", _differences_by_depth(rows, activation="silu", method="paper")),
-            (
-                "exact, where BatchNorm undoes the scale in front of it, GELU",
-                _differences_by_depth(rows, activation="gelu", method="exact"),
-            ),
+    silu, exact = (
+        _differences_by_depth(rows, **settings)
+        for settings in (
+            {"activation": "silu", "method": "paper"},
+            {"activation": "gelu", "method": "exact"},
         )
-        if found
-    ]
-    falls = mean(gelu[last]) + deviation(gelu[last]) < mean(gelu[first]) / 10
-    measured = f"with hidden layers: {'; '.join(told)} ({len(gelu[last])} seeds)"
-    return Claim(paper=text, measured=measured, verdict="reproduced" if falls else "not reproduced")
+    )
+    return Claim.judge(
+        text,
+        mean(gelu[last]) + deviation(gelu[last]) < mean(gelu[first]) / 10,
+        f"{_ends(gelu)} hidden layers ({len(gelu[last])} seeds).",
+        f"SiLU {_ends(silu)}." if silu else "",
+        ours=f"Exact path kernel {_ends(exact)}: BatchNorm undoes the scale in front of it."
+        if exact
+        else "",
+    )
+
+
+def _ends(found: dict[int, list[float]]) -> str:
+    """Means at the least and the greatest depth."""
+    least, most = min(found), max(found)
+    return f"{mean(found[least]):.1e} at {least} to {mean(found[most]):.1e} at {most}"
 
 
 def _differences_by_depth(rows: Sequence[Row], **settings: str) -> dict[int, list[float]]:
@@ -224,7 +232,12 @@ def _trains(rows: Sequence[Row]) -> Claim:
     text = "PathCond still speeds up training with GELU (fig:cifar10_fc_gelu)"
     paper = mlp_depth.speedups(rows, "paper")
     if not paper:
-        return Claim(paper=text, measured="", verdict="not run")
-    faster = all(found.times > 1 for found in paper.values())
-    told = mlp_depth.depth_claims(rows)[0].measured
-    return Claim(paper=text, measured=told, verdict="reproduced" if faster else "not reproduced")
+        return Claim.not_run(text)
+    return Claim.judge(
+        text,
+        all(found.times > 1 for found in paper.values()),
+        f"{mlp_depth.tell(paper)} fewer epochs than the baseline "
+        f"({seeds_of(match_runs(rows, 'baseline', 'paper'))}).",
+        mlp_depth.in_train_mode(rows),
+        ours=mlp_depth.ours(rows),
+    )

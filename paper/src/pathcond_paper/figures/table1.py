@@ -203,10 +203,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         "(sec:arch_stats)."
     )
     if {row.job["network"] for row in rows} < set(NETWORKS):
-        return [
-            Claim(paper=paper, measured="not run", verdict="not run")
-            for paper in (printed, definition)
-        ]
+        return [Claim.not_run(printed), Claim.not_run(definition)]
     cells, wrong = 3 * len(rows), _wrong(rows)
     more = {
         row.job["network"]: row.result["log10_true_paths"] - math.log10(row.result["paths"])
@@ -214,20 +211,17 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     }
     short = {name: factor for name, factor in more.items() if factor > 0.01}
     factors = ", ".join(f"{name} by 10^{factor:.1f}" for name, factor in short.items())
-    more_paths = (
-        "by the definition (def:path_lifting), with a path per entry of a pooling window, there "
-        f"are more: {factors}."
-    )
     return [
-        Claim(
-            paper=printed,
-            measured=f"{cells - wrong} of {cells} cells as printed, by the paper's convention.",
-            verdict="not reproduced" if wrong else "reproduced",
+        Claim.judge(
+            printed,
+            not wrong,
+            f"{cells - wrong} of {cells} cells as printed, by the paper's convention.",
         ),
-        Claim(
-            paper=definition,
-            measured=more_paths,
-            verdict="not reproduced" if short else "reproduced",
+        Claim.judge(
+            definition,
+            not short,
+            f"There are more: {factors}." if short else "As many as by the definition.",
+            "By the definition (def:path_lifting) there is a path per entry of a pooling window.",
         ),
     ]
 

@@ -24,7 +24,7 @@ from pathcond.criteria.criterion import PathKernel
 from pathcond.reference import ideal_flow
 from pathcond.rows import Job, Result, Row
 
-from ..figure import Claim, Place, Preset, Progress, Verdict
+from ..figure import Claim, Place, Preset, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -268,21 +268,20 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 def _claim(rows: Sequence[Row], measure: str, word: str, paper: str) -> Claim:
     found = _of_figure(rows)
     if len(found) < len(STARTS):
-        return Claim(paper=paper, measured="not run", verdict="not run")
-    ratios = [row.result["plain"][measure] / row.result["rescaled"][measure] for row in found]
-    wins = sum(ratio > 1 for ratio in ratios)
+        return Claim.not_run(paper)
+    ratios = [row.result["rescaled"][measure] / row.result["plain"][measure] for row in found]
     what = (
         "mean loss over the steps"
         if measure == "mean_loss"
         else "mean distance at equal shares of the length"
     )
-    shares = ", ".join(f"{1 / ratio:.2f}" for ratio in ratios)
-    measured = (
-        f"{what}, conditioned over plain: {shares} from {len(found)} starts with a small u. "
-        f"{_elsewhere(rows, measure, word)}"
+    shares = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return Claim.judge(
+        paper,
+        max(ratios) < 1,
+        f"{shares} times the {what}, from {len(found)} starts with a small u.",
+        _elsewhere(rows, measure, word),
     )
-    verdict: Verdict = "reproduced" if wins == len(found) else "not reproduced"
-    return Claim(paper=paper, measured=measured, verdict=verdict)
 
 
 def _elsewhere(rows: Sequence[Row], measure: str, word: str) -> str:

@@ -745,16 +745,19 @@ def _mean_share(rows: Sequence[Row]) -> Claim:
     found = {title: [one for one in each if one is not None] for title, each in shares.items()}
     most = max(map(len, found.values()))
     if not most:
-        return Claim(paper=text, measured="", verdict="not run")
+        return Claim.not_run(text)
     # Means over other settings could not be compared.
     told = {title: mean(each) for title, each in found.items() if len(each) == most}
-    measured = f"mean over {most} settings: " + ", ".join(
-        f"{title} {told[title]:.0%}" for title in sorted(told, key=lambda title: -told[title])
-    )
-    return Claim(
-        paper=text,
-        measured=measured,
-        verdict="reproduced" if told.get("the default", 0.0) >= GOAL else "not reproduced",
+    default = told.pop("the default", 0.0)
+    return Claim.judge(
+        text,
+        default >= GOAL,
+        f"{default:.0%}, mean over {most} settings.",
+        "Others: "
+        + ", ".join(
+            f"{title} {told[title]:.0%}" for title in sorted(told, key=lambda title: -told[title])
+        )
+        + ".",
     )
 
 
@@ -772,11 +775,18 @@ def _never_worse(rows: Sequence[Row]) -> Claim:
             noise = math.hypot(deviation(as_is.losses), deviation(ours.losses))
             worse |= ours.loss > as_is.loss + noise
     if not gains:
-        return Claim(paper=text, measured="", verdict="not run")
-    measured = "test loss lower by " + ", ".join(
-        f"{gain:.1%} ({title})" for title, gain in sorted(gains.items(), key=lambda pair: pair[1])
+        return Claim.not_run(text)
+    return Claim.judge(
+        text,
+        not worse,
+        f"Test loss lower by {min(gains.values()):.1%} to {max(gains.values()):.1%} in "
+        f"{len(gains)} settings.",
+        ", ".join(
+            f"{gain:.1%} ({title})"
+            for title, gain in sorted(gains.items(), key=lambda pair: pair[1])
+        )
+        + ".",
     )
-    return Claim(paper=text, measured=measured, verdict="not reproduced" if worse else "reproduced")
 
 
 def _never_slower(rows: Sequence[Row]) -> Claim:
@@ -790,16 +800,15 @@ def _never_slower(rows: Sequence[Row]) -> Claim:
         if (ratios := at_equal_rates(rows, name, find_default(rows, name)))
     }
     if not found:
-        return Claim(paper=text, measured="", verdict="not run")
+        return Claim.not_run(text)
     slower = {title: max(ratios) for title, ratios in found.items() if max(ratios) > 1 + NEAR}
     told = [ratio for ratios in found.values() for ratio in ratios]
-    measured = f"{min(told):.2f} to {max(told):.2f} times the loss of the choosing seed"
-    if slower:
-        measured += "; above 1: " + ", ".join(
-            f"{title} up to {ratio:.2f}" for title, ratio in slower.items()
-        )
-    return Claim(
-        paper=text, measured=measured, verdict="not reproduced" if slower else "reproduced"
+    above = ", ".join(f"{title} up to {ratio:.2f}" for title, ratio in slower.items())
+    return Claim.judge(
+        text,
+        not slower,
+        f"{min(told):.2f} to {max(told):.2f} times the loss of the choosing seed"
+        f"{'; above 1: ' + above if slower else ''}.",
     )
 
 
@@ -828,7 +837,9 @@ def _control(rows: Sequence[Row]) -> Claim:
         if both[0] is not None and both[1] is not None:
             pairs[_setting(name).title] = both[0].loss, both[1].loss
     if not pairs:
-        return Claim(paper=text, measured="", verdict="not run")
-    measured = "; ".join(f"{title}: {a:.4f} and {b:.4f}" for title, (a, b) in pairs.items())
-    same = all(abs(a - b) < NEAR * a for a, b in pairs.values())
-    return Claim(paper=text, measured=measured, verdict="reproduced" if same else "not reproduced")
+        return Claim.not_run(text)
+    return Claim.judge(
+        text,
+        all(abs(a - b) < NEAR * a for a, b in pairs.values()),
+        "; ".join(f"{title}: {a:.4f} and {b:.4f}" for title, (a, b) in pairs.items()) + ".",
+    )
