@@ -39,7 +39,8 @@ PLUMBING = frozenset(
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
 OWN = tuple(
-    os.path.join(_HERE, name) for name in ("decisions.py", "draws.py", "tracing.py", "watching.py")
+    os.path.join(_HERE, name)
+    for name in ("decisions.py", "draws.py", "modes.py", "trace.py", "tracing.py", "watching.py")
 )
 SPEAKING = frozenset(("warn", "warning", "warning_once", "info", "debug", "error", "exception"))
 ASSERTING = ("_assert", "_check", "assert", "check")

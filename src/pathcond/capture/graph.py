@@ -29,7 +29,8 @@ from .exporting import export_graph
 from .isolation import isolated, quiet, replaced
 from .models import as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
-from .tracing import HiddenError, UnknownTensorError, all_tensors, trace_graph
+from .trace import HiddenError, UnknownTensorError
+from .tracing import all_tensors, trace_graph
 from .usable import require_usable
 
 __all__ = [

@@ -1,0 +1,381 @@
+"""The record of one call that is being traced: every ATen call so far, and what each of its tensors
+depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..errors import UnsupportedModelError
+from ..trees import tree_leaves, tree_map
+from .decisions import (
+    DecisionError,
+    Origins,
+    calling_module,
+    only_raises,
+    refuse,
+    user_line,
+)
+from .models import canonical_names
+from .nodes import (
+    Node,
+    op_name,
+    type_of,
+)
+
+TESTS_OF_FINITENESS = ("isinf", "isnan", "isfinite")
+LOGIC = (
+    "any",
+    "all",
+    "logical_not",
+    "logical_or",
+    "logical_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_and",
+)
+
+
+class HiddenError(UnsupportedModelError):
+    """The model does what torch.export would not show: it must not be asked."""
+
+
+class UnknownTensorError(Exception):
+    """The model uses a tensor of which it is not known whether it was there before the call."""
+
+
+class Trace:
+    """What is known of every tensor of one call, and the calls so far."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple,
+        kwargs: dict[str, Any],
+        copies: dict[str, Tensor],
+        existing: Mapping[int, Tensor] | None,
+    ) -> None:
+        self.nodes: list[Node] = []
+        self.checked: list[Node] = []
+        self.varying: set[Node] = set()
+        self.decided_by: dict[str, str] = {}
+        self.written: set[str] = set()
+        self.finite: dict[Node, bool] = {}
+        self.refused: Exception | None = None
+        self.paused = False
+        self.literal = False
+        self.sized = False
+        self.modules = {id(module): name for name, module in model.named_modules()}
+        self._named: Counter[str] = Counter()
+        self._node = WeakTensorKeyDictionary()
+        self._origins = WeakTensorKeyDictionary()
+        self._existing = existing
+        self._copies = copies
+        self._add_leaves(model, args, kwargs)
+
+    def _add_leaves(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        names = canonical_names(model)
+        parameters = {id(p) for p in model.parameters()}
+        tensors = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        leaves: dict[str, Node] = {}
+        for name, tensor in tensors:
+            first = names[name]
+            if first not in leaves:
+                is_parameter = id(tensor) in parameters
+                leaves[first] = Node(
+                    name=first,
+                    op="parameter" if is_parameter else "buffer",
+                    shape=tuple(tensor.shape),
+                    dtype=tensor.dtype,
+                    value=None if is_parameter else tensor,
+                )
+                kind = (
+                    {"floats": {f"parameter {first}"}}
+                    if is_parameter
+                    else {"buffers": {first}, "memory": first}
+                )
+                copy = self._copies.get(first, tensor)
+                self.know(copy, self.add(leaves[first]), Origins(**kind))  # type: ignore[arg-type]
+                # The model may hold its own tensors in other places too, such as a list.
+                self.know(tensor, leaves[first], self.origins(copy))
+        self._buffer_names = {
+            id(self._copies[n]): n
+            for n, leaf in leaves.items()
+            if leaf.op == "buffer" and n in self._copies
+        }
+        for position, (name, leaf) in enumerate(_named_inputs(model, args, kwargs)):
+            shape, dtype = type_of(leaf)
+            node = self.add(Node(name=name, op="input", shape=shape, dtype=dtype))
+            if isinstance(leaf, Tensor):
+                name = f"input {position}"
+                floats = leaf.dtype.is_floating_point or leaf.dtype.is_complex
+                self.know(
+                    leaf, node, Origins(floats={name}) if floats else Origins(integers={name})
+                )
+
+    @contextlib.contextmanager
+    def remembering_refusals(self) -> Iterator[None]:
+        """What is refused stays refused, also where the model catches every exception."""
+        try:
+            yield
+        except (UnsupportedModelError, UnknownTensorError) as error:
+            self.refused = self.refused or error
+            raise
+
+    # -- what is known of a tensor -----------------------------------------------------------------
+
+    def name(self, op: str) -> str:
+        """The next name of a node, as torch.export numbers them: ``linear``, ``linear_1``."""
+        self._named[op] += 1
+        return op if self._named[op] == 1 else f"{op}_{self._named[op] - 1}"
+
+    def add(self, node: Node) -> Node:
+        self.nodes.append(node)
+        return node
+
+    def knows(self, tensor: Tensor) -> bool:
+        return tensor in self._node
+
+    def know(self, tensor: Tensor, node: Node, origins: Origins) -> None:
+        self._node[tensor] = node
+        self._origins[tensor] = origins
+
+    def node(self, tensor: Tensor) -> Node:
+        if tensor not in self._node:
+            self._meet(tensor)
+        return self._node[tensor]  # type: ignore[no-any-return]
+
+    def origins(self, tensor: Tensor) -> Origins:
+        self.node(tensor)
+        return self._origins[tensor]  # type: ignore[no-any-return]
+
+    def _meet(self, tensor: Tensor) -> None:
+        """A tensor that no call has made is a constant, if it was there before the call."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise UnsupportedModelError(
+                f"the model uses torch.vmap or another transform of torch.func at {user_line()}: "
+                "write the batched computation out (torch.bmm, torch.einsum)"
+            )
+        if self._existing is None:
+            raise UnknownTensorError
+        if id(tensor) not in self._existing:
+            raise UnsupportedModelError(
+                f"a tensor of shape {tuple(tensor.shape)} at {user_line()} was made in a way "
+                "that cannot be followed "
+                "(torch.Tensor(...), torch.from_numpy, pickle, autograd inside forward): make "
+                "it by "
+                "torch.tensor or torch.as_tensor, or outside of forward"
+            )
+        name = self.name("constant")
+        self.know(tensor, self.constant(name, tensor), Origins(buffers={name}, memory=name))
+
+    def constant(self, name: str, tensor: Tensor) -> Node:
+        value = tensor.detach()
+        return self.add(
+            Node(name=name, op="constant", shape=tuple(value.shape), dtype=value.dtype, value=value)
+        )
+
+    def output(self, leaf: Any) -> Any:
+        return self.node(leaf) if isinstance(leaf, Tensor) else leaf
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def may_read(self, tensors: Iterable[Tensor], *, size: bool) -> Origins:
+        """Refuse a decision by the values of these tensors, or note what must be kept for it.
+
+        Args:
+            tensors: Whose values decide.
+            size: Whether only the size of a result depends on them.
+        """
+        tensors = list(tensors)
+        origins = Origins.union(self.origins(tensor) for tensor in tensors)
+        if not size:
+            if only_raises():
+                # Whether it raises must not change: what is checked is kept, as outputs are.
+                self.checked += [self.node(tensor) for tensor in tensors] if origins.floats else []
+                return origins
+            if all(self._tells_finite(self.node(tensor)) for tensor in tensors):
+                return origins
+        if origins.floats or origins.draws or (origins.integers and not size):
+            refuse(
+                origins,
+                "the size of a result depends on it"
+                if size
+                else "its value decides what is computed",
+            )
+        place = user_line()
+        for name in origins.buffers:
+            self.decided_by.setdefault(name, place)
+        return origins
+
+    def _tells_finite(self, node: Node) -> bool:
+        """Whether a truth value only says that some tensor is finite: that is so for all usual
+        inputs.
+        """
+        if node.op in TESTS_OF_FINITENESS:
+            return self.finite.get(node, False)
+        return (
+            node.op in LOGIC and bool(node.operands) and all(map(self._tells_finite, node.operands))
+        )
+
+    def refuse_changing_buffers(self) -> None:
+        """A branch on a buffer holds as long as nobody writes into the buffer."""
+        for name in sorted(self.decided_by.keys() & self.written):
+            raise DecisionError(
+                f"The model decides by the value of buffer {name} at {self.decided_by[name]}, "
+                "and forward "
+                "updates that buffer: it may go another way later. Write it without a Python "
+                "decision "
+                "(torch.where), or move it out of the model that is passed here."
+            )
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def note(
+        self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any, *, origins: Origins
+    ) -> None:
+        """Add one call to the graph, with a node for each of its results."""
+        shape, dtype = type_of(result)
+        as_nodes = tree_map(lambda a: self.node(a) if isinstance(a, Tensor) else a, (args, kwargs))
+        node = self.add(
+            Node(
+                name=self.name(op_name(func)),
+                op=op_name(func),
+                target=func,
+                args=as_nodes[0],
+                kwargs=as_nodes[1],
+                shape=shape,
+                dtype=dtype,
+                module=calling_module(self.modules),
+                line=user_line(),
+            )
+        )
+        if self.sized:
+            self.varying.add(node)
+            origins.integers.add("sizes that were read from integer inputs")
+        if node.op in TESTS_OF_FINITENESS:
+            self.finite[node] = bool(torch.isfinite(tree_leaves(args)[0]).all())
+        shared = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if isinstance(result, Tensor):
+            self.know(result, node, self._origins_of(result, shared, origins))
+            return
+        for position, part in enumerate(result if isinstance(result, (list, tuple)) else ()):
+            if isinstance(part, Tensor):
+                picked = Node(
+                    name=self.name("getitem"),
+                    op="getitem",
+                    target=operator.getitem,
+                    args=(node, position),
+                    shape=tuple(part.shape),
+                    dtype=part.dtype,
+                    module=node.module,
+                    line=node.line,
+                )
+                self.know(part, self.add(picked), self._origins_of(part, shared, origins))
+
+    def _origins_of(self, result: Tensor, operands: list[Tensor], origins: Origins) -> Origins:
+        for operand in operands:
+            if _same_memory(result, operand):
+                shared = self.origins(operand)
+                shared.add(origins)
+                return shared
+        return Origins.union([origins])
+
+    def note_written(self, tensor: Tensor, origins: Origins) -> None:
+        """The memory of a tensor has changed: what shares it depends on more now."""
+        own = self.origins(tensor)
+        own.add(origins)
+        self.written |= {own.memory} if own.memory is not None else set()
+
+    def note_reassigned(self, model: nn.Module) -> None:
+        """``self.average = 0.9 * self.average + ...`` writes a buffer as well as ``copy_`` does."""
+        current = dict(model.named_buffers(remove_duplicate=False))
+        for copy_id, name in self._buffer_names.items():
+            new = current.get(name)
+            if new is not None and id(new) != copy_id and new in self._node:
+                copy = self._copies[name]
+                self.add(
+                    Node(
+                        name=self.name("copy"),
+                        op="copy",
+                        target=torch.ops.aten.copy_.default,
+                        args=(self.node(copy), self.node(new)),
+                        shape=tuple(copy.shape),
+                        dtype=copy.dtype,
+                    )
+                )
+                self.written.add(name)
+
+    def note_kept(self, model: nn.Module) -> None:
+        """``self.previous = hidden``: a later call, or the training loop, may read it. What is
+        computed from inputs and kept in an attribute is held as outputs are; weights that are
+        computed from others (weight norm, pruning) are made anew in every call.
+        """
+        tables = ("_parameters", "_buffers", "_modules")
+        for module in model.modules():
+            kept = [value for name, value in vars(module).items() if name not in tables]
+            for tensor in (tensor for value in kept for tensor in _tensors_in(value)):
+                if tensor in self._node and self._node[tensor].target is not None:
+                    origins = self._origins[tensor]
+                    if origins.integers or any(o.startswith("input ") for o in origins.floats):
+                        self.checked.append(self._node[tensor])
+
+
+def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
+    """Tensors in a value, in containers and in attributes of objects, a few levels deep."""
+    here, seen = [value], {id(value)}
+    for _ in range(levels + 1):
+        yield from (part for part in here if isinstance(part, Tensor))
+        # by their ids: parts need not be hashable
+        inside = {id(part): part for holder in here for part in _contents_of(holder)}
+        here = [part for at, part in inside.items() if at not in seen]
+        seen |= inside.keys()
+
+
+def _contents_of(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, deque)):
+        return list(value)
+    if isinstance(value, (Tensor, type, ModuleType, nn.Module)):
+        return []
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _named_inputs(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The leaves of a call, named after the arguments of ``forward``; those of one argument are
+    numbered.
+    """
+    try:
+        names = [*inspect.signature(model.forward).bind(*args, **kwargs).arguments][: len(args)]
+    except (TypeError, ValueError):  # no signature, or *args
+        names = []
+    names += [f"input_{i}" for i in range(len(names), len(args))]
+    for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
+        leaves = torch.utils._pytree.tree_leaves(value)
+        for i, leaf in enumerate(leaves):
+            yield (name if len(leaves) == 1 else f"{name}_{i}"), leaf
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    if one is other:
+        return True
+    try:
+        return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return False
