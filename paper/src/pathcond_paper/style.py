@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -24,16 +25,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 # Okabe and Ito's colours, apart in hue and in lightness.
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
     "#000000",
     "#E69F00",
     "#56B4E9",
     "#009E73",
-    "#F0E442",
     "#0072B2",
     "#D55E00",
     "#CC79A7",
 )
+STACKED = ContextVar("STACKED", default=False)  # whether panels lie below each other
+BROWN = "#7A4F2B"  # of ours: their yellow is hard to see on white
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)  # where lines are no methods
 LEGEND_COLUMN = 2.4  # inches
 STYLES: dict[str, dict[str, Any]] = {
@@ -44,7 +46,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "paper-exact": {"color": PURPLE, "linestyle": "-.", "marker": "v"},
     "exact": {"color": BLUE, "linestyle": "-", "marker": "P"},
     "default": {"color": GREEN, "linestyle": "-", "marker": "d"},
-    "teleport": {"color": YELLOW, "linestyle": "-", "marker": "X"},
+    "teleport": {"color": BROWN, "linestyle": "-", "marker": "X"},
 }
 RC: dict[Any, Any] = {
     "font.size": 9,
@@ -62,10 +64,16 @@ RC: dict[Any, Any] = {
 }
 
 
-def drawings(figure: Figure, rows: Sequence[Row]) -> dict[str, Drawing]:
-    """A figure's drawings in the common style, by file name without suffix."""
-    with in_style():
-        return figure.plot(rows)
+def drawings(figure: Figure, rows: Sequence[Row], *, stacked: bool = False) -> dict[str, Drawing]:
+    """A figure's drawings in the common style, by file name without suffix; ``stacked`` for a
+    narrow screen, with all panels below each other.
+    """
+    before = STACKED.set(stacked)
+    try:
+        with in_style():
+            return figure.plot(rows)
+    finally:
+        STACKED.reset(before)
 
 
 def save(
@@ -97,6 +105,8 @@ def panels(
     """A drawing of rows × columns panels, and the panels row by row."""
     from matplotlib.figure import Figure
 
+    if STACKED.get():
+        rows, columns = rows * columns, 1
     drawing = Figure(figsize=(width * columns, height * rows), layout="constrained")
     return drawing, list(drawing.subplots(rows, columns, squeeze=False).flat)
 

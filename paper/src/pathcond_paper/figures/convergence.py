@@ -144,7 +144,7 @@ def trace(problem: Problem) -> Result:
 
 def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     """Gap and mean step over sweeps, a line of panels per diagonal."""
-    from ..style import CYCLE, band, panels
+    from ..style import CYCLE, band, legend_below, panels
 
     drawing, axes = panels(len(DIAGONALS), 2, width=4.2, height=2.6)
     networks = [
@@ -185,9 +185,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
         (":", "x", "Exact, Newton steps"),
     ):
         axes[0].plot([], [], color="0.3", linestyle=dash, marker=marker, label=label)
-    drawing.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
-    )
+    legend_below(drawing, axes[:1])
     return {"convergence": drawing}
 
 

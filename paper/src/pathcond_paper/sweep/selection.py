@@ -1,5 +1,8 @@
 """Picking rows, and numbers over seeds as text.
 
+By hand, and not by pandas: rows are a few hundred dicts with curves inside, and a GPU machine with
+torch and numpy alone must be able to go on with them.
+
 >>> spread([3, 4, 5])
 '4 ± 0.82'
 """
