@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+import subprocess
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,11 +80,37 @@ def format_row(row: dict[str, Any]) -> str:
     )
 
 
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout, with "+changes" where files differ from it; empty without git."""
+    try:
+        told = subprocess.run(
+            ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=+changes"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return told.stdout.strip()
+
+
+def _processor() -> str:
+    """Its name, where the system tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
 def write(path: str, rows: list[dict[str, Any]], **more: Any) -> None:
+    """Write rows with the machine and the commit that they were measured on."""
     environment = {
+        "commit": commit_of(Path(__file__).parent),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
+        "processor": _processor(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
     with open(path, "w") as file:
         json.dump({"environment": environment, "rows": rows, **more}, file, indent=1)

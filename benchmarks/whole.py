@@ -1,0 +1,199 @@
+"""What a whole ``condition_`` costs, beside what any such call must: one forward and backward pass
+of the batch it is given.
+
+    python -m benchmarks.whole [--models resnet50 swin_t] [--beside OTHER_CHECKOUT]
+
+A call of a process that has conditioned another model before, split into
+
+    capture    following the model in both modes, and one sample of the batch
+    search     equations between labels, and their solution: the symmetries
+    rest       measuring, solving, comparing outputs, and writing
+
+``passes`` is what is left of the call without its captures, in forward and backward passes of the
+batch. ``rescale`` is ``rescale_`` without verification over ``mul_`` of all parameters. Importing
+the library is measured in processes of its own. ``--beside`` runs the same on another checkout, and
+prints how many times longer that takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pathcond
+from pathcond.networks import cifar_nv, mlp, resnet18_c
+
+from .measuring import commit_of, format_row, write
+
+SIZES = {"swin_t": 224}  # of images of torchvision's models; 64 for the others
+OWN: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: mlp(batch_norm=True),
+    "cifar_nv": cifar_nv,
+    "resnet18_c": resnet18_c,
+}
+MODELS = (*OWN, "resnet50", "densenet121", "swin_t")
+REPEATS = 3
+
+
+def build(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    if name in OWN:
+        return OWN[name](), torch.randn(32, 3, 32, 32)
+    import torchvision
+
+    size = SIZES.get(name, 64)
+    return torchvision.models.get_model(name, weights=None), torch.randn(2, 3, size, size)
+
+
+def quickest(action: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Seconds, and the ratios that are claimed."""
+    model, batch = build(name)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def one_pass() -> None:
+        model.zero_grad()
+        model(batch).square().mean().backward()
+
+    def condition() -> None:
+        model.load_state_dict(state)
+        pathcond.condition_(model, batch)
+
+    def captured() -> None:
+        model.load_state_dict(state)
+        pathcond.condition_(model, prepared)
+
+    def multiply() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.0)
+
+    prepared = pathcond.prepare(model, batch)
+    symmetry = prepared.symmetry
+    scales = torch.zeros(symmetry.num_units)
+    seconds = {
+        "pass": quickest(one_pass),
+        "whole": quickest(condition),
+        "captured": quickest(captured),
+        "mul": quickest(multiply),
+        "rescale": quickest(lambda: pathcond.rescale_(model, symmetry, scales, verify=False)),
+    }
+    capture = _captures(model, batch)
+    search = seconds["whole"] - seconds["captured"] - capture
+    return {
+        "model": name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **{f"seconds_{key}": value for key, value in seconds.items()},
+        "seconds_capture": capture,
+        "passes": (seconds["whole"] - capture) / seconds["pass"],
+        "search_over_capture": search / capture,
+        "rescale_over_mul": seconds["rescale"] / seconds["mul"],
+    }
+
+
+def _captures(model: nn.Module, batch: Tensor) -> float:
+    """Seconds of following the model, as ``condition_`` does it."""
+    from pathcond.lifting.lifting import capture_sample
+    from pathcond.symmetry.captures import capture_all
+
+    return quickest(lambda: (capture_all(model, batch), capture_sample(model, batch)))
+
+
+def imports() -> dict[str, float]:
+    """Seconds of importing the library, over torch alone; and of the command line's help."""
+
+    def process(*arguments: str) -> float:
+        return quickest(
+            lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        )
+
+    alone = process("-c", "import torch")
+    return {
+        "seconds_torch": alone,
+        "seconds_import_on_top": process("-c", "import pathcond") - alone,
+        "seconds_help": process("-m", "pathcond", "--help"),
+    }
+
+
+def beside(checkout: Path, models: list[str]) -> dict[str, float]:
+    """Seconds of ``condition_`` with the library of another checkout, by model."""
+    code = (
+        "import json, sys; from benchmarks import whole; "
+        "print(json.dumps({n: whole.measure_call(n) for n in sys.argv[1:]}))"
+    )
+    path = os.pathsep.join([str(checkout / "src"), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *models],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure_call(name: str) -> float:
+    """Seconds of a whole ``condition_``; for ``beside``, in a process of its own."""
+    warm_up()
+    model, batch = build(name)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def condition() -> None:
+        model.load_state_dict(state)
+        pathcond.condition_(model, batch)
+
+    return quickest(condition)
+
+
+def warm_up() -> None:
+    """The first call of a process also pays for importing the tracer."""
+    pathcond.condition_(mlp((16,), inputs=8), torch.randn(4, 8))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--beside", type=Path, help="another checkout of this repository")
+    parser.add_argument("--out", default="benchmarks/whole.json")
+    options = parser.parse_args()
+    warm_up()
+    rows = []
+    for name in options.models:
+        rows.append(measure(name))
+        print(format_row(rows[-1]), flush=True)
+    more: dict[str, Any] = {"imports": imports()}
+    print(format_row(more["imports"]), flush=True)
+    if options.beside:
+        theirs = beside(options.beside, options.models)
+        ours = {row["model"]: row["seconds_whole"] for row in rows}
+        more["beside"] = {
+            "commit": commit_of(options.beside),
+            "times_longer": {name: theirs[name] / ours[name] for name in theirs},
+        }
+        print(format_row(more["beside"]["times_longer"]), flush=True)
+    write(options.out, rows, **more)
+
+
+if __name__ == "__main__":
+    main()
