@@ -7,12 +7,12 @@ A call of a process that has conditioned another model before, split into
 
     capture    following the model in both modes, and one sample of the batch
     search     equations between labels, and their solution: the symmetries
-    rest       measuring, solving, comparing outputs, and writing
+    captured   the rest, where both are known: measuring, solving, comparing outputs, writing
 
-``passes`` is what is left of the call without its captures, in forward and backward passes of the
-batch. ``rescale`` is ``rescale_`` without verification over ``mul_`` of all parameters. Importing
-the library is measured in processes of its own. ``--beside`` runs the same on another checkout, and
-prints how many times longer that takes.
+``passes`` is the rest in forward and backward passes of the batch. ``rescale`` is ``rescale_``
+without verification over ``mul_`` of all parameters. Importing the library is measured in processes
+of its own. ``--beside`` runs the same on another checkout, and prints how many times longer that
+takes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests import torchvision_operators  # noqa: F401  before torchvision is imported
 from torch import Tensor, nn
 
 import pathcond
+from pathcond.lifting.lifting import capture_sample
 from pathcond.networks import cifar_nv, mlp, resnet18_c
+from pathcond.symmetry.captures import capture_all
+from pathcond.symmetry.symmetry import symmetry_of
 
 from .measuring import commit_of, format_row, write
 
@@ -96,25 +100,19 @@ def measure(name: str) -> dict[str, Any]:
         "mul": quickest(multiply),
         "rescale": quickest(lambda: pathcond.rescale_(model, symmetry, scales, verify=False)),
     }
-    capture = _captures(model, batch)
-    search = seconds["whole"] - seconds["captured"] - capture
+    graphs = capture_all(model, batch)
+    seconds |= {
+        "capture": quickest(lambda: (capture_all(model, batch), capture_sample(model, batch))),
+        "search": quickest(lambda: symmetry_of(model, graphs, normalization="batch")),
+    }
     return {
         "model": name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **{f"seconds_{key}": value for key, value in seconds.items()},
-        "seconds_capture": capture,
-        "passes": (seconds["whole"] - capture) / seconds["pass"],
-        "search_over_capture": search / capture,
+        "passes": seconds["captured"] / seconds["pass"],
+        "search_over_capture": seconds["search"] / seconds["capture"],
         "rescale_over_mul": seconds["rescale"] / seconds["mul"],
     }
-
-
-def _captures(model: nn.Module, batch: Tensor) -> float:
-    """Seconds of following the model, as ``condition_`` does it."""
-    from pathcond.lifting.lifting import capture_sample
-    from pathcond.symmetry.captures import capture_all
-
-    return quickest(lambda: (capture_all(model, batch), capture_sample(model, batch)))
 
 
 def imports() -> dict[str, float]:
