@@ -188,7 +188,7 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
     ):
         found = [tuned.tuned(rows, setting, method), tuned.tuned(rows, setting, "as-is")]
         ours, as_is = (f"{100 * mean(one.accuracies):.1f} %" for one in found if one is not None)
-        text = " ".join((ROOT / name).read_text().replace("accuracy ", "").split())
+        text = " ".join((ROOT / name).read_text().split()).replace("accuracy ", "")
         assert f"{ours} instead of {as_is}" in text, (name, setting)
     losses = [tuned.tuned(rows, "resnet20", method) for method in ("layers-batch", "as-is")]
     ours, as_is = (f"{one.loss:.3f}" for one in losses if one is not None)
