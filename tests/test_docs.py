@@ -179,7 +179,7 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
     assert stated("README.md", ("as-is", "", "searched")) == 4
     settings = ("ae-sgd", "ae-adam", "deep-ae-sgd", "deep-ae-adam", "mlp-sgd", "mlp-bn-sgd")
     shares = [tuned.share(rows, name, tuned.find_default(rows, name)) or 0.0 for name in settings]
-    page = (ROOT / "docs/choosing.md").read_text()
+    page = " ".join((ROOT / "docs/choosing.md").read_text().split())
     for name, setting, method in (
         ("README.md", "cifar-nv", "layers-batch"),
         ("docs/choosing.md", "cifar-nv", "layers-batch"),
