@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ SOURCES = {
 }
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every file of both packages by its dotted name."""
     found = {}
@@ -37,6 +39,7 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     return found & known.keys()
 
 
+@cache
 def edges() -> dict[str, set[str]]:
     known = modules()
     return {name: imports(name, path, known) for name, path in known.items()}
