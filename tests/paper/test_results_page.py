@@ -22,7 +22,7 @@ from pathcond.rows import Row, Rows, RowsError
 from pathcond_paper import document
 from pathcond_paper import page as results
 from pathcond_paper.figure import Claim
-from pathcond_paper.style import panels
+from pathcond_paper.style import drawings, panels
 from pathcond_paper.sweep.selection import describe_jobs
 
 FIGURES = {
@@ -131,6 +131,25 @@ def test_nothing_is_loaded_and_all_images_are_inside(folder: Path) -> None:
     targets = {attributes["id"] for _, attributes in tags if "id" in attributes}
     # the contents are complete
     assert {(attributes["href"] or "")[1:] for tag, attributes in tags if tag == "a"} == targets
+
+
+def test_narrow_screens_get_panels_below_each_other(folder: Path) -> None:
+    page = Elements(results.page(folder)).tags
+    narrow = [attributes for tag, attributes in page if tag == "source"]
+    assert len(narrow) == sum(tag == "img" for tag, _ in page)
+    assert all(
+        (source["srcset"] or "").startswith("data:image/svg+xml;base64,") for source in narrow
+    )
+
+    class Wide(Fake):
+        def plot(self, rows: Sequence[Row]) -> dict[str, Any]:
+            return {"wide": panels(2, 3, width=3, height=2)[0]}
+
+    shapes = {
+        stacked: tuple(drawings(Wide(drawings=[]), [], stacked=stacked)["wide"].get_size_inches())
+        for stacked in (False, True)
+    }
+    assert shapes == {False: (9, 4), True: (3, 12)}
 
 
 def test_the_summary_counts_every_claim(folder: Path) -> None:

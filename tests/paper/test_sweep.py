@@ -286,6 +286,13 @@ class TestOutputs:
         }
         assert "fake: 4 of 4 runs" in result.stderr
 
+    def test_verdicts_of_larger_presets(self, folder: Folder) -> None:
+        folder.arguments[folder.arguments.index("smoke")] = "paper"
+        result = folder.run("--workers", 1)
+        assert "reproduced: it gets better (fig:fake)\n    in 4 runs\n" in result.stdout
+        assert "    This library: it does, too\n" in result.stdout
+        assert "No verdicts" not in result.stdout
+
     def test_table_claims_and_files(self, folder: Folder) -> None:
         folder.complete()
         result = folder.run()

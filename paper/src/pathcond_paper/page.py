@@ -34,7 +34,7 @@ ABOUT = {
     "falls, and which way the weights and the function take.",
     "mlp-depth": "How many passes over the data networks of 2 to 8 hidden layers need until they "
     "classify 99 % of the training images right; fewer is better. An open marker at the top is a "
-    "run that did not get there. ENorm's lines lie on the baseline's.",
+    "run that did not get there; a line that seems to be missing lies under another.",
     "cifar-nv": "Training and test accuracy of a convolutional network, epoch by epoch; higher is "
     "better. Two networks: the one that the authors trained, and the one that their text "
     "describes.",

@@ -36,7 +36,9 @@ SINCE = {"paper": "2026-11-16T22:00"}
 
 @dataclass(frozen=True)
 class PublishedKernel(Criterion):
-    """The path kernel by the conventions of the authors' program; for networks of one tensor."""
+    """The path kernel by the conventions of the authors' program; for networks that take one
+    tensor.
+    """
 
     measures: ClassVar[Measurement] = None
 
@@ -45,7 +47,10 @@ class PublishedKernel(Criterion):
     ) -> dict[str, Tensor]:
         example = symmetry.example_inputs
         if not isinstance(example, Tensor):
-            raise TypeError(f"The network takes {type(example).__name__}, not one tensor")
+            raise TypeError(
+                f"The network takes {type(example).__name__}, not one tensor: the authors' program "
+                "has no answer to that; use PathKernel()"
+            )
         return published_diagonal(require_model(model, self), torch.ones_like(example[:1]))
 
     def problem(

@@ -26,7 +26,7 @@ from ..sweep.selection import (
     spread,
     where,
 )
-from ..training.methods import METHODS, OURS, RATE, at_rates
+from ..training.methods import METHODS, OURS, RATE, at_rates, tell_each
 from ..training.training import Settings, group_jobs, train_jobs
 
 if TYPE_CHECKING:
@@ -188,12 +188,8 @@ def _grows(rows: Sequence[Row]) -> Claim:
 
 def _ours(rows: Sequence[Row]) -> str:
     """How far below the baseline's the losses of the library's own methods are."""
-    told = [
-        f"{METHODS[method].title} by {_tell(found, '.4f')}"
-        for method in OURS
-        if (found := gaps(rows, method))
-    ]
-    return f"Loss below the baseline's: {'; '.join(told)}." if told else ""
+    told = tell_each(OURS, lambda method: _tell(gaps(rows, method), ".4f"))
+    return f"Loss below the baseline's: {told}." if told else ""
 
 
 def _in_all(rows: Sequence[Row]) -> Claim:
@@ -243,4 +239,4 @@ def _tell(values: dict[int, float], form: str) -> str:
     '0.50, 0.25 at c = 1, 2'
     """
     told = ", ".join(format(value, form) for value in values.values())
-    return f"{told} at c = {', '.join(map(str, values))}" if values else "not run"
+    return f"{told} at c = {', '.join(map(str, values))}" if values else ""

@@ -17,7 +17,7 @@ float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from ..sweep.selection import (
     spread,
     where,
 )
-from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE
+from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, tell_each
 from ..training.training import Settings, epochs_to, train_jobs
 
 if TYPE_CHECKING:
@@ -141,8 +141,13 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
         final_norm=job["final_norm"],
         bias=job["bias"],
     )
-    fitted = job["bias"] == PUBLISHED.bias
+    fitted = _variant_of(job).accuracy == "fitted_accuracy"
     yield from train_jobs(jobs, build, place, progress, bfloat16=True, fitted=fitted)
+
+
+def _variant_of(job: Job) -> Variant:
+    keys = job["final_norm"], job["bias"]
+    return next(variant for variant in VARIANTS if (variant.final_norm, variant.bias) == keys)
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -253,21 +258,17 @@ def _better(rows: Sequence[Row], variant: Variant) -> Claim:
     if not pairs:
         return Claim.not_run(text)
     paper, baseline = (mean(best(where(rows, method=name))) for name in ("paper", "baseline"))
-    gain = _gain(rows, "paper")
+
+    def accuracy(method: str) -> str:
+        found = where(rows, method=method)
+        return f"{spread(best(found))} % ({seeds_of([found])})" if found else ""
+
     return Claim.judge(
         text,
-        gain >= 2 and paper >= NEAR_80,
+        _gain(rows, "paper") >= 2 and paper >= NEAR_80,
         f"{paper:.1f} % as in the paper, {baseline:.1f} % the baseline ({seeds_of(pairs)}).",
-        f"{_accuracies(rows, METHODS)}.",
-        ours=_accuracies(rows, OURS),
-    )
-
-
-def _accuracies(rows: Sequence[Row], methods: Iterable[str]) -> str:
-    return ", ".join(
-        f"{METHODS[method].title} {spread(best(found))} % ({seeds_of([found])})"
-        for method in methods
-        if (found := where(rows, method=method))
+        f"{tell_each(METHODS, accuracy)}.",
+        ours=tell_each(OURS, accuracy),
     )
 
 
@@ -290,22 +291,19 @@ def _earlier(rows: Sequence[Row], variant: Variant) -> Claim:
     }
     least = min(leads, key=lambda other: leads[other][0])
     lead, seeds = leads[least]
-    others = [
-        f"{METHODS[method].title} {ahead:+.1f} ({over})"
-        for method in OURS
-        if (found := match_runs(rows, "baseline", method))
-        for ahead, over in [_lead(found, level, variant)]
-    ]
-    told = ", ".join(
-        f"{METHODS[other].title} {ahead:+.1f} ({over})" for other, (ahead, over) in leads.items()
-    )
+
+    def ahead(method: str) -> str:
+        found = match_runs(rows, "baseline", method)
+        return "{:+.1f} ({})".format(*_lead(found, level, variant)) if found else ""
+
+    others = tell_each(OURS, ahead)
     return Claim.judge(
         text,
         lead >= 10,
         f"{lead:+.1f} epochs sooner than {METHODS[least].title}, at {100 * level:.1f} % training "
         f"accuracy ({seeds}).",
-        f"Sooner than {told}.",
-        ours=f"Sooner than the baseline: {', '.join(others)}." if others else "",
+        f"Sooner than {tell_each(leads, lambda other: '{:+.1f} ({})'.format(*leads[other]))}.",
+        ours=f"Sooner than the baseline: {others}." if others else "",
     )
 
 

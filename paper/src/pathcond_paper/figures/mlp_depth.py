@@ -28,7 +28,7 @@ from ..sweep.selection import (
     spread,
     where,
 )
-from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, at_rates
+from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, at_rates, tell_each
 from ..training.training import Settings, epochs_to, group_jobs, train_jobs
 
 if TYPE_CHECKING:
@@ -302,17 +302,17 @@ def in_train_mode(rows: Sequence[Row]) -> str:
 
 def ours(rows: Sequence[Row]) -> str:
     """How the library's own methods fare beside the baseline, as a sentence."""
-    told = [
-        f"{METHODS[method].title} {tell(found)}"
-        for method in OURS
-        if (found := speedups(rows, method))
-    ]
-    return f"Fewer epochs than the baseline: {'; '.join(told)}." if told else ""
+    told = tell_each(OURS, lambda method: tell(speedups(rows, method)))
+    return f"Fewer epochs than the baseline: {told}." if told else ""
 
 
 def _fewest(rows: Sequence[Row]) -> str:
     """Which method that conditions once needs the fewest epochs at every depth, if one does."""
-    once = [name for name, method in METHODS.items() if method.condition and not method.teleports]
+    once = [
+        name
+        for name, method in METHODS.items()
+        if method.condition is not None and not method.teleports
+    ]
     first = set()
     for depth in settings_of(rows, "depth"):
         here = where(rows, depth=depth)
@@ -337,17 +337,18 @@ def _smaller(rows: Sequence[Row]) -> Claim:
     if not small or not large:
         return Claim.not_run(text)
     sizes = [f"{_parameters(rows[0].job, depth) / 1e6:.2g}M" for depth in (5, 8)]
-    others = [
-        f"{METHODS[method].title} {spread(found)}"
-        for method in OURS
-        if (found := epochs(rows, depth=5, method=method))
-    ]
+
+    def needed(method: str) -> str:
+        found = epochs(rows, depth=5, method=method)
+        return f"{spread(found)} epochs" if found else ""
+
+    others = tell_each(OURS, needed)
     return Claim.judge(
         text,
         mean(small) <= mean(large) < math.inf,
         f"5 layers ({sizes[0]}) {spread(small)} epochs; baseline of 8 layers ({sizes[1]}) "
         f"{spread(large)}.",
-        ours=f"5 layers: {', '.join(others)} epochs." if others else "",
+        ours=f"5 layers: {others}." if others else "",
     )
 
 
@@ -388,12 +389,13 @@ def _enorm(rows: Sequence[Row]) -> Claim:
     step = speedups(rows, "enorm")
     if not step:
         return Claim.not_run(text)
+    epoch = speedups(rows, "enorm-epoch")
     most = max(found.times for found in step.values())
     return Claim.judge(
         text,
         most < 1.1,
         f"At most {most:.2f}× fewer epochs than the baseline, after every step.",
-        f"Every step {tell(step)}; every epoch {tell(speedups(rows, 'enorm-epoch'))}.",
+        f"Every step {tell(step)}; every epoch {tell(epoch) or 'not run'}.",
     )
 
 
@@ -419,13 +421,9 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
     )
     told = f"{_points(gains)} points of training accuracy above the baseline."
     details = f"Means over epochs and depths; {seeds}."
-    others = [
-        f"{METHODS[method].title}: {_points(found)}"
-        for method in OURS
-        if (found := gains_by(rows, "learning_rate", method))
-    ]
+    others = tell_each(OURS, lambda method: _points(gains_by(rows, "learning_rate", method)))
     return [
-        Claim.judge(text, holds, told, details, ours="; ".join(others))
+        Claim.judge(text, holds, told, details, ours=others)
         for text, holds in (
             (small, min(low) > -0.5 and max(low) >= max(high)),
             (large, -2 < high[-1] < max(low)),
@@ -441,18 +439,15 @@ def _generalizes(rows: Sequence[Row]) -> Claim:
     paper = gains_by(rows, "depth", "paper", of=_best_test)
     if not paper:
         return Claim.not_run(text)
-    others = [
-        f"{METHODS[method].title} {_points(found)}"
-        for method in OURS
-        if (found := gains_by(rows, "depth", method, of=_best_test))
-    ]
     return Claim.judge(
         text,
         min(paper.values()) >= -0.5,
         f"{min(paper.values()):+.1f} to {max(paper.values()):+.1f} points of best test accuracy "
         f"beside the baseline ({seeds_of(match_runs(rows, 'baseline', 'paper'))}).",
         f"By depth: {_points(paper)}.",
-        ours="; ".join(others),
+        ours=tell_each(
+            OURS, lambda method: _points(gains_by(rows, "depth", method, of=_best_test))
+        ),
     )
 
 
@@ -479,8 +474,8 @@ def gains_by(
 
 
 def _points(gains: dict[float, float]) -> str:
-    return ", ".join(f"{gain:+.1f} at {setting:g}" for setting, gain in gains.items()) or "not run"
+    return ", ".join(f"{gain:+.1f} at {setting:g}" for setting, gain in gains.items())
 
 
 def tell(by_depth: dict[int, Speedup]) -> str:
-    return ", ".join(f"{found} at {depth}" for depth, found in by_depth.items()) or "not run"
+    return ", ".join(f"{found} at {depth}" for depth, found in by_depth.items())

@@ -4,7 +4,7 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,6 +78,15 @@ METHODS = {
 RATE = 1e-3  # of the paper's main figures
 AT_OTHER_RATES = ("baseline", "paper", "exact")
 OURS = ("exact", "default")  # what the library does in place of the paper's method
+
+
+def tell_each(methods: Iterable[str], tell: Callable[[str], str]) -> str:
+    """What there is to tell of each method, after its title; nothing of those without.
+
+    >>> tell_each(("exact", "default"), {"exact": "1.5×", "default": ""}.__getitem__)
+    'PathCond, exact 1.5×'
+    """
+    return "; ".join(f"{METHODS[name].title} {text}" for name in methods if (text := tell(name)))
 
 
 def at_rates(others: Sequence[float], preset: Preset) -> list[tuple[float, str]]:
