@@ -32,10 +32,7 @@ from tests import torchvision_operators  # noqa: F401  before torchvision is imp
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.lifting.lifting import capture_sample
 from pathcond.networks import cifar_nv, mlp, resnet18_c
-from pathcond.symmetry.captures import capture_all
-from pathcond.symmetry.symmetry import symmetry_of
 
 from .measuring import commit_of, format_row, write
 
@@ -68,20 +65,36 @@ def quickest(action: Callable[[], object]) -> float:
     return min(seconds)
 
 
+def measure_call(name: str) -> float:
+    """Seconds of a whole ``condition_``. It needs nothing but the public names, so that another
+    checkout can be asked too.
+    """
+    model, batch = build(name)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def condition() -> None:
+        model.load_state_dict(state)
+        pathcond.condition_(model, batch)
+
+    return quickest(condition)
+
+
 def measure(name: str) -> dict[str, Any]:
     """Seconds, and the ratios that are claimed."""
+    from pathcond.lifting.lifting import capture_sample
+    from pathcond.symmetry.captures import capture_all
+    from pathcond.symmetry.symmetry import symmetry_of
+
     model, batch = build(name)
+    prepared, graphs = pathcond.prepare(model, batch), capture_all(model, batch)
+    symmetry = prepared.symmetry
     state = {key: value.clone() for key, value in model.state_dict().items()}
 
     def one_pass() -> None:
         model.zero_grad()
         model(batch).square().mean().backward()
 
-    def condition() -> None:
-        model.load_state_dict(state)
-        pathcond.condition_(model, batch)
-
-    def captured() -> None:
+    def condition_captured() -> None:
         model.load_state_dict(state)
         pathcond.condition_(model, prepared)
 
@@ -90,20 +103,15 @@ def measure(name: str) -> dict[str, Any]:
             for parameter in model.parameters():
                 parameter.mul_(1.0)
 
-    prepared = pathcond.prepare(model, batch)
-    symmetry = prepared.symmetry
     scales = torch.zeros(symmetry.num_units)
     seconds = {
         "pass": quickest(one_pass),
-        "whole": quickest(condition),
-        "captured": quickest(captured),
-        "mul": quickest(multiply),
-        "rescale": quickest(lambda: pathcond.rescale_(model, symmetry, scales, verify=False)),
-    }
-    graphs = capture_all(model, batch)
-    seconds |= {
+        "whole": measure_call(name),
         "capture": quickest(lambda: (capture_all(model, batch), capture_sample(model, batch))),
         "search": quickest(lambda: symmetry_of(model, graphs, normalization="batch")),
+        "captured": quickest(condition_captured),
+        "rescale": quickest(lambda: pathcond.rescale_(model, symmetry, scales, verify=False)),
+        "mul": quickest(multiply),
     }
     return {
         "model": name,
@@ -116,7 +124,9 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def imports() -> dict[str, float]:
-    """Seconds of importing the library, over torch alone; and of the command line's help."""
+    """Seconds of importing the library and what a first call needs of it, over torch alone (by
+    itself it imports next to nothing); and of the command line's help.
+    """
 
     def process(*arguments: str) -> float:
         return quickest(
@@ -126,7 +136,7 @@ def imports() -> dict[str, float]:
     alone = process("-c", "import torch")
     return {
         "seconds_torch": alone,
-        "seconds_import_on_top": process("-c", "import pathcond") - alone,
+        "seconds_import_on_top": process("-c", "import pathcond; pathcond.condition_") - alone,
         "seconds_help": process("-m", "pathcond", "--help"),
     }
 
@@ -134,7 +144,7 @@ def imports() -> dict[str, float]:
 def beside(checkout: Path, models: list[str]) -> dict[str, float]:
     """Seconds of ``condition_`` with the library of another checkout, by model."""
     code = (
-        "import json, sys; from benchmarks import whole; "
+        "import json, sys; from benchmarks import whole; whole.warm_up(); "
         "print(json.dumps({n: whole.measure_call(n) for n in sys.argv[1:]}))"
     )
     path = os.pathsep.join([str(checkout / "src"), str(Path(__file__).parents[1])])
@@ -147,19 +157,6 @@ def beside(checkout: Path, models: list[str]) -> dict[str, float]:
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def measure_call(name: str) -> float:
-    """Seconds of a whole ``condition_``; for ``beside``, in a process of its own."""
-    warm_up()
-    model, batch = build(name)
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-
-    def condition() -> None:
-        model.load_state_dict(state)
-        pathcond.condition_(model, batch)
-
-    return quickest(condition)
 
 
 def warm_up() -> None:
