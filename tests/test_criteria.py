@@ -34,6 +34,7 @@ from pathcond import (
     measure_reads,
 )
 from pathcond.capture.outputs import output_change
+from pathcond.criteria.problem import sides_of
 from pathcond.integrations.shared import ConditionedTraining, counts_at
 from pathcond.solvers.balance import WIDTH, balance_point
 
@@ -121,18 +122,24 @@ def twice_does_nothing(criterion: Criterion, name: str, normalization: str) -> N
 @pytest.mark.parametrize("key", sorted(CRITERIA))
 def test_energies_follow_the_law(key: str, name: str, normalization: str) -> None:
     """Of the rescaled model they are E exp(−2s), or |θ|^p exp(p s): for scales that differ from
-    unit to unit, too.
+    unit to unit, too. The problem is made of them.
     """
     criterion = CRITERIA[key]
     model, inputs = make(name)
     symmetry = find_symmetry(model, inputs, normalization=normalization)
-    before = criterion.energies(symmetry, measure(criterion, model, inputs), model)
+    g = measure(criterion, model, inputs)
+    before = criterion.energies(symmetry, g, model)
+    problem = criterion.problem(symmetry, g, model)
+    for found, side in zip(
+        problem.at(problem.zero()).sides, sides_of(symmetry, before), strict=True
+    ):
+        torch.testing.assert_close(found * math.exp(problem.log_total), side)
     scales = 0.3 * torch.randn(symmetry.num_units, dtype=torch.float64)
     pathcond.rescale_(model, symmetry, scales, train_tolerance=None)
     after = criterion.energies(symmetry, measure(criterion, model, inputs), model)
-    factors, power = symmetry.factors(scales), criterion.problem(symmetry, before, model).power
+    factors = symmetry.factors(scales)
     for parameter, values in before.items():
-        expected = values * factors[parameter] ** -power
+        expected = values * factors[parameter] ** -problem.power
         torch.testing.assert_close(
             after[parameter], expected, rtol=1e-6, atol=1e-12 * float(expected.max())
         )
@@ -238,7 +245,7 @@ class TestCurvature:
         symmetry = find_symmetry(model, x)
         pathcond.rescale_(model, symmetry, balance_point(symmetry, model)[0])
         criterion, g = Curvature(steps=40, weight=weight), diag_g(model, x)
-        problem = criterion.problem(symmetry, criterion.energies(symmetry, g, model), model)
+        problem = criterion.problem(symmetry, g, model)
         sharpest, sizes = (
             self.dense(model, x, None),
             {name: p.numel() for name, p in model.named_parameters()},
@@ -376,7 +383,7 @@ class TestOwnCriterion:
         # Measured afresh, without bounds, the gradient is zero.
         condition_(model, x, criterion=criterion, max_log_scale=math.inf)
         symmetry = find_symmetry(model, x)
-        problem = criterion.problem(symmetry, criterion.energies(symmetry, {}, model))
+        problem = criterion.problem(symmetry, {}, model)
         assert problem.at(problem.zero()).residual < 1e-8
 
     @pytest.mark.parametrize(

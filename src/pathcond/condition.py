@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .capture.usable import refuse_unusable_weights
-from .criteria.criterion import PATH_KERNEL, Criterion
-from .criteria.problem import Problem, any_positive, select_counted
+from .criteria.criterion import PATH_KERNEL, Criterion, Measurement
+from .criteria.problem import NoEnergyError, Problem, any_positive, select_counted
 from .distributed.ranks import Ranks, is_ambiguous
 from .errors import TrainChangeError
 from .lifting.lifting import capture_sample, diag_g
-from .lifting.reads import measure_reads
-from .lifting.sample import Prepared
+from .lifting.reads import measure_both, measure_reads
+from .lifting.sample import Prepared, Sample
 from .measured.layers import BalancedLayers
 from .report import DiagonalSample, Report, diagonal_sample
 from .rescaling.optimizer_state import Optimizers
@@ -246,14 +246,14 @@ def condition_(
             round_to_power_of_two = is_low_precision(unwrap(model), symmetry, copies)
 
     with ranks.together(), stages("energy"):
-        needed = describe or (solver.needs_energy and criterion.measures == "diagonal")
         g: dict[str, Tensor] = {}
-        if needed and ranks.computes:
-            g = diag_g(model, prepared.sample, calibrate=calibrate, approximate=approximate)
-        measured: Mapping[str, Any] = g
-        if solver.needs_energy and criterion.measures == "reads" and ranks.computes:
-            measured = measure_reads(model, prepared.sample, approximate=approximate)
-        posed = _pose(symmetry, measured, solver, criterion, model) if ranks.computes else None
+        posed = None
+        if ranks.computes:
+            needed = criterion.measures if solver.needs_energy else None
+            g, measured = _measure(
+                model, prepared.sample, needed, calibrate, approximate, describe=describe
+            )
+            posed = _pose(symmetry, measured, solver, criterion, model)
 
     boxes = Boxes(symmetry, model, ranks, solver, criterion, max_log_scale)
 
@@ -363,6 +363,26 @@ def _warn_where_nothing_is_gained(report: Report) -> None:
         )
 
 
+def _measure(
+    model: nn.Module,
+    sample: Sample,
+    needed: Measurement,
+    calibrate: bool,
+    approximate: bool,
+    *,
+    describe: bool,
+) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """diag(G), where the report or the criterion needs it, and what the criterion is given."""
+    if needed == "reads" and describe and calibrate:
+        return measure_both(model, sample, approximate=approximate)
+    g = {}
+    if describe or needed == "diagonal":
+        g = diag_g(model, sample, calibrate=calibrate, approximate=approximate)
+    if needed == "reads":
+        return g, measure_reads(model, sample, approximate=approximate)
+    return g, g
+
+
 def _pose(
     symmetry: Symmetry,
     measured: Mapping[str, Any],
@@ -378,10 +398,10 @@ def _pose(
     diagonal = criterion.measures == "diagonal"
     if diagonal and not any_positive(select_counted(symmetry, measured)):
         return "no trainable parameter lies on a path (diag G is zero): nothing to condition"
-    energies = criterion.energies(symmetry, measured, model)
-    if not any_positive(select_counted(symmetry, energies)):
+    try:
+        return solver.problem(symmetry, measured, model, None, criterion)
+    except NoEnergyError:
         return f"no parameter has an energy by {criterion!r}: nothing to condition"
-    return solver.problem(symmetry, energies, model, None, criterion)
 
 
 def _solution(

@@ -33,9 +33,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 def pose(model: nn.Module, images: Tensor) -> tuple[Prepared, Problem]:
     prepared = prepare(model, images, normalization="paper")
-    criterion = PublishedKernel()
-    energies = criterion.energies(prepared.symmetry, {}, model)
-    return prepared, criterion.problem(prepared.symmetry, energies, model)
+    return prepared, PublishedKernel().problem(prepared.symmetry, {}, model)
 
 
 def small() -> nn.Module:

@@ -15,7 +15,7 @@ is the same model, whatever rescaling of it is conditioned, and conditioning twi
 ... ).double()
 >>> x = torch.randn(4, 2).double()
 >>> symmetry, g = pathcond.find_symmetry(model, x), pathcond.diag_g(model, x)
->>> problem = PathKernel().problem(symmetry, PathKernel().energies(symmetry, g, model))
+>>> problem = PathKernel().problem(symmetry, g)
 >>> problem.weight  # every parameter weighs 1
 13.0
 """
@@ -75,15 +75,17 @@ class Criterion(ABC):
         return None
 
     def problem(
-        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+        self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None = None
     ) -> Problem:
         """F without bounds.
 
         Args:
-            symmetry: Of the model.
-            energies: From the method of that name.
-            model: For criteria whose weights look at it.
+            symmetry, g, model: As in ``energies``.
+
+        Raises:
+            NoEnergyError: No parameter that counts has an energy.
         """
+        energies = self.energies(symmetry, g, model)
         for name, values in energies.items():
             if tuple(values.shape) != tuple(symmetry.shapes[name]):
                 raise ValueError(

@@ -23,7 +23,7 @@ from ..rules.labels import FIXED
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .criterion import Criterion, Measurement, require_model
-from .problem import Problem, sides_of
+from .problem import Problem, ones_like, sides_of
 
 # The solvers minimise W log(c + Σ) + slope·u. With c this many times what one-sided units are held
 # at it is Σ + a·u nearly: the sum over such a unit is a to a percent or so, and there is a minimum
@@ -31,26 +31,16 @@ from .problem import Problem, sides_of
 LINEAR = 100.0
 
 
-def norm_problem(
-    symmetry: Symmetry,
-    energies: Mapping[str, Tensor],
-    p: float,
-    *,
-    sides: tuple[Tensor, Tensor],
-    held: Tensor,
-) -> Problem:
+def hold(problem: Problem, *, sides: tuple[Tensor, Tensor], held: Tensor) -> Problem:
     """The problem whose minimiser balances the norms on both sides of every unit.
 
     Args:
-        symmetry: Of the model.
-        energies: c |θ|^p by parameter name.
-        p: Of the norm.
+        problem: With c |θ|^p as energies and −p as power.
         sides: What would enter and leave every unit if no weight were zero, (num_units,) each. A
             unit with two sides, one of them zeros, has no balance and stays at scale 1.
         held: a of every unit, (num_units,), negative for weights that leave it; of units with two
             sides it is not used.
     """
-    problem = Problem.of(symmetry, energies, power=-p)
     into, out = problem.at(problem.zero()).sides
     if_any_into, if_any_out = (side.to(into.device) > 0 for side in sides)
     one_sided = (if_any_into ^ if_any_out) & ((into > 0) ^ (out > 0))
@@ -114,14 +104,12 @@ class BalancedNorms(Criterion):
         }
 
     def problem(
-        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+        self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None = None
     ) -> Problem:
-        ones = {name: torch.ones_like(values) for name, values in energies.items()}
-        into, out = sides_of(symmetry, ones)
-        return norm_problem(
-            symmetry,
-            energies,
-            self.p,
+        energies = self.energies(symmetry, g, model)
+        into, out = sides_of(symmetry, {name: ones_like(E) for name, E in energies.items()})
+        return hold(
+            Problem.of(symmetry, energies, power=-self.p),
             sides=(into, out),
             held=(into > 0).double() - (out > 0).double(),
         )

@@ -49,6 +49,11 @@ from ..rules.class_pairs import ClassPairs
 from ..rules.values import Scaling
 from ..symmetry.symmetry import ClassMatrix, Symmetry
 
+
+class NoEnergyError(ValueError):
+    """No parameter that counts has an energy: there is nothing to share out."""
+
+
 # entries of all blocks up to which a problem is solved on the CPU: there are too few to keep a GPU
 # busy
 SMALL = 2**21
@@ -138,18 +143,19 @@ class Problem:
             power: θ exp(s) has the energy E exp(−power · s).
 
         Raises:
-            ValueError: Energies or weights are negative or not finite, no energy is positive, or
-                the bounds do not contain scale 1.
+            NoEnergyError: No energy is positive.
+            ValueError: Energies or weights are negative or not finite, or the bounds do not contain
+                scale 1.
         """
         g = select_counted(symmetry, energies)
         ranks = ranks_of(g)
-        total = _check_total(g, ranks)
+        total, least = _check_total(g, ranks)
         sums = _Sums(total)
         for name, whole in g.items():
             values = local(whole)
             if ranks.sharded and not (counts_here(whole, ranks.rank) and values.numel()):
                 continue
-            own_weights = _weights(name, values, weights)
+            own_weights = _weights(name, values, weights, all_positive=least[name] > 0)
             if name in symmetry.scalings:
                 sums.add(_class_pairs(symmetry.scalings[name], whole), values, own_weights)
             else:
@@ -255,6 +261,18 @@ class Problem:
         return replace(
             self, lower=torch.maximum(self.lower, lower), upper=torch.minimum(self.upper, upper)
         )
+
+    def shifted(self, u: Tensor) -> Problem:
+        """The same problem with its origin at u, (num_units,), and the same box around that."""
+        v = self.class_matrix @ u
+        shrink, grow = (-v).exp(), v.exp()
+        blocks = tuple(
+            Block(b.rows, b.columns, shrink[b.rows, None] * b.energy * grow[b.columns])
+            for b in self.blocks
+        )
+        rows, columns = self.pairs.rows, self.pairs.columns
+        pairs = Pairs(rows, columns, shrink[rows] * self.pairs.energy * grow[columns])
+        return replace(self, blocks=blocks, pairs=pairs)
 
     def at(self, u: Tensor) -> Point:
         """F around u, (num_units,): its value, gradient and Hessian."""
@@ -406,10 +424,16 @@ def _class_pairs(scaling: Scaling, tensor: Tensor) -> ClassPairs:
     return ClassPairs.of(cut(scaling.plus, tensor), cut(scaling.minus, tensor), tensor.dim())
 
 
-def _weights(name: str, values: Tensor, weights: Mapping[str, Tensor | float] | None) -> Tensor:
+def _weights(
+    name: str,
+    values: Tensor,
+    weights: Mapping[str, Tensor | float] | None,
+    *,
+    all_positive: bool,
+) -> Tensor:
     """w of every entry of a parameter, in its shape; where it has no energy, zero."""
     if weights is None:
-        return values > 0
+        return ones_like(values) if all_positive else values > 0
     given = torch.as_tensor(weights[name], dtype=torch.float64, device=values.device)
     if not bool(((given > 0) & given.isfinite()).all()):
         raise ValueError(f"The weights of {name} must be positive and finite")
@@ -503,23 +527,35 @@ def any_positive(g: Mapping[str, Tensor]) -> bool:
     return bool(ranks.maximum(found).any())
 
 
-def _check_total(g: Mapping[str, Tensor], ranks: Ranks) -> float:
-    held = [
-        local(values).double()
-        for values in g.values()
+def ones_like(values: Tensor) -> Tensor:
+    """Ones in the shape of a tensor, which take no memory, and no time to be summed up."""
+    return torch.ones((), dtype=torch.float64, device=values.device).expand(values.shape)
+
+
+def _check_total(g: Mapping[str, Tensor], ranks: Ranks) -> tuple[float, dict[str, float]]:
+    """The sum of all energies, and the least that this process holds of each parameter."""
+    held = {
+        name: local(values).double()
+        for name, values in g.items()
         if not ranks.sharded or counts_here(values, ranks.rank)
-    ]
-    device = held[0].device if held else torch.device("cpu")
-    found = [torch.stack([values.sum(), values.min()]) for values in held if values.numel()]
-    sums = torch.stack(found) if found else torch.zeros(1, 2, dtype=torch.float64, device=device)
+    }
+    device = next((values.device for values in held.values()), torch.device("cpu"))
+    found = {
+        name: torch.stack([values.sum(), values.min()])
+        for name, values in held.items()
+        if values.numel()
+    }
+    sums = torch.zeros(1, 2, dtype=torch.float64, device=device)
+    if found:
+        sums = torch.stack(list(found.values()))
     total = float(ranks.sum(sums[:, 0].sum()))
     smallest = -float(ranks.maximum(-sums[:, 1].min()))
     if not (math.isfinite(total) and total > 0 and smallest >= 0):
-        raise ValueError(
+        raise (NoEnergyError if total == 0 <= smallest else ValueError)(
             "Energies must be finite, not negative, and positive somewhere: their sum is "
             f"{total}, the least {smallest}"
         )
-    return total
+    return total, dict.fromkeys(held, 0.0) | dict(zip(found, sums[:, 1].tolist(), strict=False))
 
 
 def _box(

@@ -60,6 +60,10 @@ TINY = torch.finfo(torch.float64).tiny
 TRANSFORMS = ("_add_batch_dim", "_remove_batch_dim")
 
 
+# Where gradients of parameters arrive, by name -> the walk.
+MakeWalk = Callable[[dict[str, Tensor]], Callable[..., EnergyPass]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PathEnergy:
     """The lifting of one model.
@@ -254,6 +258,7 @@ def path_energy(
     calibrate: bool = True,
     approximate: bool = False,
     diagonal: bool = True,
+    walk: MakeWalk = lambda received: EnergyPass,
 ) -> PathEnergy:
     """‖Φ‖_p^p and its gradient with respect to |θ|^p, by one forward and one backward pass.
 
@@ -262,8 +267,13 @@ def path_energy(
         sample: From ``capture_sample``.
         p, calibrate, approximate: As in ``path_norm``.
         diagonal: Whether to compute the gradient.
+        walk: Makes the walk itself, given where gradients arrive; another one than ``EnergyPass``
+            may see what passes by, all of whose values are then computed.
     """
-    energies = [_energy_of(model, part, p, calibrate, approximate, diagonal) for part in sample.all]
+    energies = []
+    for part in sample.all:
+        lifting = Lifting(unwrap(model), part, calibrate=calibrate, approximate=approximate)
+        energies.append(_energy_of(lifting, p, diagonal, walk))
     total: dict[str, Tensor] = {}
     for energy in energies:
         for name, g in energy.diagonal.items():
@@ -271,13 +281,16 @@ def path_energy(
     return PathEnergy(norm=sum(energy.norm for energy in energies), diagonal=total)
 
 
-def _energy_of(
-    model: nn.Module, sample: Sample, p: float, calibrate: bool, approximate: bool, diagonal: bool
-) -> PathEnergy:
-    """The lifting of one graph."""
-    lifting = Lifting(unwrap(model), sample, calibrate=calibrate, approximate=approximate)
+def _energy_of(lifting: Lifting, p: float, diagonal: bool, walk: MakeWalk) -> PathEnergy:
+    """The energy of the paths of one graph."""
     received: dict[str, Tensor] = {}
-    lifted = lifting.run(p=p, received=received if diagonal else None)
+    kind = walk(received)
+    lifted = lifting.run(
+        p=p,
+        received=received if diagonal else None,
+        kind=kind,
+        measure_all=kind is not EnergyPass,
+    )
     norm = float(lifted.total.detach())
     if not math.isfinite(norm):
         lifting.explain_overflow(p)

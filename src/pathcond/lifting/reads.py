@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,15 +27,18 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.nodes import Graph, Node
+from ..distributed.sharding import is_sharded
 from ..errors import EnergyRangeError
-from ..rules.energies import Edges, PathSum
+from ..rules.energies import Edges, Energies, PathSum
 from ..rules.picking import MOVES
 from ..rules.table import Rule
 from ..trees import tree_leaves, tree_map
 from ..wrappers import unwrap
 from .energy_pass import EnergyPass, Lifted
-from .lifting import Lifting, capture_sample
+from .lifting import Lifting, capture_sample, path_energy
 from .sample import Sample
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,55 +68,62 @@ def measure_reads(
         model, example_inputs, approximate: As in ``diag_g``.
     """
     sample = capture_sample(model, example_inputs)
-    squares: dict[str, Tensor] = {}
-    places: dict[str, Tensor] = {}
-    calls: dict[str, list[int]] = defaultdict(list)
+    reader = Reader()
     for part in sample.all:
-        _add(squares, _gradients(model, part, approximate, measured=True)[0])
-        counted, inputs = _gradients(model, part, approximate, measured=False)
-        _add(places, counted)
-        for name, nodes in _uses(part.graph).items():
-            calls[name] += [inputs.get(node, 0) for node in nodes]
-    for name, total in squares.items():
-        if not math.isfinite(float(total.sum())):
-            raise EnergyRangeError(
-                f"What {name} multiplies is not finite on the example batch: its values, or the "
-                "weights in front of it, are too large."
+        received: dict[str, Tensor] = {}
+        lifting = Lifting(unwrap(model), part, calibrate=True, approximate=approximate)
+        lifting.run(p=2, received=received, kind=reader.walk(received), measure_all=True)
+    return reader.collect(sample)
+
+
+def measure_both(
+    model: nn.Module, sample: Sample, *, approximate: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Reads]]:
+    """``diag_g`` and ``measure_reads``, with the values of the batch computed once for both."""
+    reader = Reader()
+    energy = path_energy(model, sample, approximate=approximate, walk=reader.walk)
+    return energy.diagonal, reader.collect(sample)
+
+
+class Reader:
+    """Collects what weights read, on walks over the graphs of a model.
+
+    Attributes:
+        squares: Σ x² of every weight over its places, by name.
+        places: Σ 1 likewise.
+        inputs: How many products an output of each contraction sums up.
+    """
+
+    def __init__(self) -> None:
+        self.squares: dict[str, Tensor] = {}
+        self.places: dict[str, Tensor] = {}
+        self.inputs: dict[Node, int] = {}
+
+    def walk(self, received: dict[str, Tensor]) -> Callable[..., EnergyPass]:
+        """A walk that reports here; ``received`` is where gradients of parameters arrive."""
+        return partial(_ReadingPass, reader=self, received=received)
+
+    def collect(self, sample: Sample) -> dict[str, Reads]:
+        """What was read on all graphs of a sample."""
+        calls: dict[str, list[int]] = defaultdict(list)
+        for part in sample.all:
+            for name, nodes in _uses(part.graph).items():
+                calls[name] += [self.inputs.get(node, 0) for node in nodes]
+        for name, total in self.squares.items():
+            if not math.isfinite(float(total.sum())):
+                raise EnergyRangeError(
+                    f"What {name} multiplies is not finite on the example batch: its values, or "
+                    "the weights in front of it, are too large."
+                )
+        return {
+            name: Reads(
+                squares=total / self.places[name].clamp(min=1),
+                inputs=max(calls[name]),
+                shared=len(calls[name]) > 1,
             )
-    return {
-        name: Reads(
-            squares=total / places[name].clamp(min=1),
-            inputs=max(calls[name]),
-            shared=len(calls[name]) > 1,
-        )
-        for name, total in squares.items()
-        if any(calls[name]) and total.dim() > 1
-    }
-
-
-def _add(total: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    for name, values in more.items():
-        total[name] = total[name] + values if name in total else values
-
-
-def _gradients(
-    model: nn.Module, sample: Sample, approximate: bool, *, measured: bool
-) -> tuple[dict[str, Tensor], dict[Node, int]]:
-    """Σ x² of every weight over its places; or Σ 1, and how many inputs each contraction sums."""
-    lifting = Lifting(unwrap(model), sample, calibrate=measured, approximate=approximate)
-    received: dict[str, Tensor] = {}
-    inputs: dict[Node, int] = {}
-
-    lifted = lifting.run(
-        p=2,
-        received=received,
-        count=not measured,
-        kind=partial(_ReadingPass, inputs_of=inputs),
-        measure_all=measured,
-    )
-    if lifted.total.requires_grad:
-        lifted.total.backward()
-    return received, inputs
+            for name, total in self.squares.items()
+            if any(calls[name]) and total.dim() > 1
+        }
 
 
 def _uses(graph: Graph) -> dict[str, list[Node]]:
@@ -131,63 +142,135 @@ def _uses(graph: Graph) -> dict[str, list[Node]]:
 
 
 class _ReadingPass(EnergyPass):
-    """A walk on which every contraction reads the squares of real values, or ones where it counts,
-    in place of the energy of paths; its total is the sum over all contractions.
+    """A walk that, beside the energies of paths, sees what every contraction reads: its rule is
+    asked for the energy of squares of real values, and of ones.
     """
 
-    def __init__(self, *given: Any, inputs_of: dict[Node, int], **options: Any) -> None:
+    def __init__(
+        self, *given: Any, reader: Reader, received: dict[str, Tensor], **options: Any
+    ) -> None:
         """
         Args:
             given, options: As in ``EnergyPass``.
-            inputs_of: Takes, where it counts, how many products an output of each contraction sums
-                up.
+            reader: Takes what is found.
+            received: Where gradients of parameters arrive.
         """
         super().__init__(*given, **options)
-        self.inputs_of = inputs_of
-        self.contracted: list[Tensor] = []
+        self.reader, self.received = reader, received
+        own = self.energies
+        self.counting = Energies(self.batch, own.p, own.approximate, False, own.device)
+        # Σ x² θ² and Σ θ² of weights that are views of parameters, or computed from them.
+        self.indirect: dict[str, list[Tensor]] = {"squares": [], "places": []}
 
     def apply(self, node: Node, rule: Rule, arguments: dict[str, Any]) -> Any:
         weights = [a for a in tree_leaves(arguments) if isinstance(a, Edges) and a.power.dim() > 1]
         # Of two weights each would read the other.
-        if not rule.family.contracts or len(weights) != 1:
-            return super().apply(node, rule, arguments)
-        operands = {name: self._as_read(node.bound[name], a) for name, a in arguments.items()}
-        self.energies.exponent = 0
-        result = self._apply_to(node, rule, operands)
-        if isinstance(result, Tensor):
-            self.contracted.append(result)
-            if not self.energies.calibrate:
-                self.inputs_of[node] = self._inputs(node, rule, operands, result)
-        return result
+        if rule.family.contracts and len(weights) == 1:
+            exponent = self.energies.exponent
+            self._read(node, rule, arguments, weights[0])
+            self.energies.operands, self.energies.exponent = arguments, exponent
+        return super().apply(node, rule, arguments)
 
-    def _apply_to(self, node: Node, rule: Rule, operands: dict[str, Any]) -> Any:
-        self.energies.operands = operands
-        return super().apply(node, rule, operands)
+    def _read(self, node: Node, rule: Rule, arguments: dict[str, Any], weight: Edges) -> None:
+        self.counting.node, self.counting.alternative = node, self.energies.alternative
+        for what, energies in (("squares", self.energies), ("places", self.counting)):
+            operands = {
+                name: _as_read(energies, node.bound[name], a) for name, a in arguments.items()
+            }
+            gradient = _gradient(energies, rule, operands, weight)
+            if gradient is None:
+                return
+            if weight.power.requires_grad:
+                self._add(what, node, arguments, weight, gradient)
+        self.reader.inputs[node] = _count_inputs(self.counting, rule, operands, weight)
 
-    def _inputs(self, node: Node, rule: Rule, operands: dict[str, Any], result: Tensor) -> int:
-        """How many products an output sums up."""
-        weight = operands.get("weight")
-        if isinstance(weight, Edges) and node.op.startswith("conv"):
-            # Padding is not counted in the result, and on a small map may be most of the kernel.
-            outputs = weight.power.shape[0]
-            if "transpose" in node.op or node.bound.get("transposed"):
-                outputs = weight.power.shape[1] * int(node.bound["groups"])
-            return max(1, weight.power.numel() // outputs)
-        silent = tree_map(
-            lambda a: PathSum(torch.zeros_like(a.power)) if isinstance(a, PathSum) else a,
-            operands,
+    def _add(
+        self, what: str, node: Node, arguments: dict[str, Any], weight: Edges, gradient: Tensor
+    ) -> None:
+        name = next(
+            (
+                given.name
+                for given, a in ((node.bound[name], a) for name, a in arguments.items())
+                if a is weight and isinstance(given, Node) and given.op == "parameter"
+            ),
+            None,
         )
-        biases = self._apply_to(node, rule, silent)
-        assert isinstance(biases, Tensor)
-        return max(1, round(float((result - biases).detach().max()))) if result.numel() else 1
-
-    def _as_read(self, given: Any, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._as_read(*pair) for pair in zip(given, value, strict=True)]
-        return PathSum(self.energies.frozen_power(given)) if isinstance(value, PathSum) else value
+        if name is None or is_sharded(self.batch.parameters[name]):
+            self.indirect[what].append((weight.power * gradient).sum())
+        else:
+            _accumulate(getattr(self.reader, what), name, gradient)
 
     def collect(self) -> Lifted:
-        total = torch.zeros((), dtype=torch.float64, device=self.energies.device)
-        for result in self.contracted:
-            total = total + result.sum()
-        return Lifted(total=total, exponent=0, cuts=self.energies.cuts)
+        for what, products in self.indirect.items():
+            if products:
+                # Paths go through the same views, later.
+                torch.stack(products).sum().backward(retain_graph=True)
+                for name, gradient in self.received.items():
+                    _accumulate(getattr(self.reader, what), name, gradient)
+                self.received.clear()
+        return super().collect()
+
+
+def _accumulate(totals: dict[str, Tensor], name: str, gradient: Tensor) -> None:
+    totals[name] = totals[name] + gradient if name in totals else gradient
+
+
+def _as_read(energies: Energies, given: Any, value: Any) -> Any:
+    """An operand of a contraction: of what depends on the data the square, or 1 where only places
+    are counted.
+    """
+    if isinstance(value, (list, tuple)):
+        return [_as_read(energies, *pair) for pair in zip(given, value, strict=True)]
+    return PathSum(energies.frozen_power(given)) if isinstance(value, PathSum) else value
+
+
+def _gradient(
+    energies: Energies, rule: Rule, operands: dict[str, Any], weight: Edges
+) -> Tensor | None:
+    """The derivative of the energy of a contraction by that of its weight, in its shape; None where
+    the rule gives no energy.
+    """
+    node, shape = energies.node, weight.power.shape
+    # All outputs of a linear map, or of a group of a convolution, read the same.
+    plain = operands.get("weight") is weight and node.op in (*CONVOLUTIONS, "linear")
+    rows = int(node.bound.get("groups", 1))
+    leaf = torch.ones(
+        (rows, *shape[1:]) if plain else shape, dtype=torch.float64, device=energies.device
+    ).requires_grad_()
+    replaced = tree_map(lambda a: Edges(leaf) if a is weight else a, operands)
+    if plain:
+        replaced["bias"] = None
+    result = _energy(energies, rule, replaced)
+    if not isinstance(result, Tensor):
+        return None
+    gradient = torch.autograd.grad(result.sum(), leaf)[0]
+    if not plain:
+        return gradient
+    return gradient.unsqueeze(1).expand(rows, shape[0] // rows, *shape[1:]).reshape(shape)
+
+
+def _energy(energies: Energies, rule: Rule, operands: dict[str, Any]) -> Any:
+    assert rule.energy is not None
+    energies.operands, energies.exponent = operands, 0
+    return rule.energy(energies, operands)
+
+
+def _count_inputs(counting: Energies, rule: Rule, operands: dict[str, Any], weight: Edges) -> int:
+    """How many products an output sums up."""
+    node, shape = counting.node, weight.power.shape
+    if operands.get("weight") is weight and node.op.startswith("conv"):
+        # Padding is not counted in the result, and on a small map may be most of the kernel.
+        outputs = shape[0]
+        if "transpose" in node.op or node.bound.get("transposed"):
+            outputs = shape[1] * int(node.bound["groups"])
+        return max(1, shape.numel() // outputs)
+    if operands.get("weight") is weight and node.op == "linear":
+        return max(1, shape[-1])
+    counted = tree_map(
+        lambda a: Edges(torch.ones_like(a.power)) if isinstance(a, Edges) else a, operands
+    )
+    silent = tree_map(
+        lambda a: PathSum(torch.zeros_like(a.power)) if isinstance(a, PathSum) else a, counted
+    )
+    result, biases = (_energy(counting, rule, given) for given in (counted, silent))
+    return max(1, round(float((result - biases).max()))) if result.numel() else 1

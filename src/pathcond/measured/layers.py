@@ -34,9 +34,9 @@ import torch
 from torch import Tensor, nn
 
 from ..criteria.criterion import Criterion, Measurement
-from ..criteria.norms import BalancedNorms, norm_problem
-from ..criteria.problem import Problem, any_positive, sides_of
-from ..distributed.sharding import gather, shard_like
+from ..criteria.norms import BalancedNorms, hold
+from ..criteria.problem import Problem, any_positive, ones_like, sides_of
+from ..distributed.sharding import gather, is_sharded, shard_like
 from ..lifting.reads import Reads
 from ..rules.labels import FIXED
 from ..solvers.balance import find_balance
@@ -78,41 +78,100 @@ class BalancedLayers(Criterion):
         self, symmetry: Symmetry, g: Mapping[str, Reads], model: nn.Module | None
     ) -> dict[str, Tensor]:
         """c θ² of all weights that some unit rescales."""
-        counted = {
-            name: values * _outputs(symmetry, name, g)
-            for name, values in NORMS.energies(symmetry, {}, model).items()
-        }
-        if not self.share or not any_positive(counted):
+        counted = _count_outputs(symmetry, g, model)
+        if not any_positive(counted):
             return counted
-        balance, _ = find_balance(self.problem(symmetry, counted, model))
-        moved = symmetry.factors(self.share * even_activations(symmetry, g, balance))
+        moved = symmetry.factors(self._moved(symmetry, g, _Layers.of(symmetry, counted, g)))
         return {
             name: values * shard_like(moved[name].to(values.device) ** -2, values)
             for name, values in counted.items()
         }
 
     def problem(
-        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+        self, symmetry: Symmetry, g: Mapping[str, Reads], model: nn.Module | None = None
     ) -> Problem:
-        ones = {name: torch.ones_like(values) for name, values in energies.items()}
-        into, out = sides_of(symmetry, ones)
-        held = torch.zeros_like(into)
-        if bool(((into > 0) ^ (out > 0)).any()):
-            held = self.front * self._counts(symmetry, energies, model)
-        return norm_problem(symmetry, energies, 2, sides=(into, out), held=held)
+        layers = _Layers.of(symmetry, _count_outputs(symmetry, g, model), g)
+        return layers.problem(self._moved(symmetry, g, layers), self.front)
 
-    def _counts(
-        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None
-    ) -> Tensor:
-        """The mean c of what feeds every unit, less that of what reads it, (num_units,)."""
-        squares = NORMS.energies(symmetry, {}, model)
-        there = {name: values > 0 for name, values in squares.items()}
-        c = {
-            name: torch.where(values > 0, energies[name] / values, 0.0)
-            for name, values in squares.items()
-        }
-        (into, out), (entries_into, entries_out) = sides_of(symmetry, c), sides_of(symmetry, there)
-        return into / entries_into.clamp(min=1.0) - out / entries_out.clamp(min=1.0)
+    def _moved(self, symmetry: Symmetry, g: Mapping[str, Reads], layers: _Layers) -> Tensor:
+        """share · d, (num_units,)."""
+        if not self.share:
+            return torch.zeros(symmetry.num_units, dtype=torch.float64)
+        balance, _ = find_balance(layers.problem(layers.norms.zero(), self.front))
+        return self.share * even_activations(symmetry, g, balance)
+
+
+def _count_outputs(
+    symmetry: Symmetry, reads: Mapping[str, Reads], model: nn.Module | None
+) -> dict[str, Tensor]:
+    """n θ² of all weights that some unit rescales: their energies for a share of 0."""
+    return {
+        name: values * _outputs(symmetry, name, reads)
+        for name, values in NORMS.energies(symmetry, {}, model).items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layers:
+    """The weights of a model, summed up over classes of equal log-scales, so that moving them is
+    cheap.
+
+    Attributes:
+        norms: With n θ² as energies.
+        sides: How many weights feed and read every unit, (num_units,) each.
+        outputs: With n of every weight that is not zero as energies; None where every unit has two
+            sides.
+        entries: How many weights that are not zero feed and read every unit.
+    """
+
+    norms: Problem
+    sides: tuple[Tensor, Tensor]
+    outputs: Problem | None
+    entries: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(
+        cls, symmetry: Symmetry, counted: Mapping[str, Tensor], reads: Mapping[str, Reads]
+    ) -> _Layers:
+        norms = Problem.of(symmetry, counted, power=-2)
+        sides = sides_of(symmetry, {name: ones_like(values) for name, values in counted.items()})
+        if not bool(((sides[0] > 0) ^ (sides[1] > 0)).any()):
+            return cls(norms=norms, sides=sides, outputs=None, entries=sides)
+        there = {name: _find_nonzero(values) for name, values in counted.items()}
+        n = {name: _outputs(symmetry, name, reads) * values for name, values in there.items()}
+        return cls(
+            norms=norms,
+            sides=sides,
+            outputs=Problem.of(symmetry, n, power=-2),
+            entries=sides_of(symmetry, there),
+        )
+
+    def problem(self, moved: Tensor, front: float) -> Problem:
+        """The balance in which weights count by n exp(−2 K moved), those of every unit with one
+        side held at a norm.
+
+        Args:
+            moved: (num_units,).
+            front: The squared norm.
+        """
+        u = 2 * moved.to(self.norms.device)
+        held = torch.zeros_like(u)
+        if self.outputs is not None:
+            total = math.exp(self.outputs.log_total)
+            into, out = (
+                total * side / entries.to(side.device).clamp(min=1.0)
+                for side, entries in zip(self.outputs.at(u).sides, self.entries, strict=True)
+            )
+            held = front * (into - out)
+        return hold(self.norms.shifted(u), sides=self.sides, held=held)
+
+
+def _find_nonzero(values: Tensor) -> Tensor:
+    """1 where energies are not zero, else 0."""
+    # Processes may differ in what they find in their parts.
+    if not is_sharded(values) and bool(values.all()):
+        return ones_like(values)
+    return (values > 0).double()
 
 
 def even_activations(symmetry: Symmetry, reads: Mapping[str, Reads], start: Tensor) -> Tensor:

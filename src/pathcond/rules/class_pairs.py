@@ -4,6 +4,7 @@ them do.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,12 @@ def _merge(values: Tensor, ids: Tensor, count: int) -> Tensor:
 
 
 def _sum_to_shape(values: Tensor, shape: torch.Size) -> Tensor:
-    """``sum_to_size``, for booleans too."""
+    """``sum_to_size``, for booleans too; along axes on which values are expanded, a product."""
     axes = [d for d, (n, kept) in enumerate(zip(values.shape, shape, strict=True)) if kept == 1 < n]
-    return values.sum(axes, keepdim=True) if axes else values
+    expanded = [d for d in axes if values.stride(d) == 0]
+    times = math.prod(values.shape[d] for d in expanded)
+    for d in expanded:
+        values = values.narrow(d, 0, 1)
+    axes = [d for d in axes if d not in expanded]
+    values = values.sum(axes, keepdim=True) if axes else values
+    return values * times if expanded else values

@@ -65,6 +65,5 @@ def solve(
     """
     check_combination(solver, criterion, pace)
     criterion = criterion or PATH_KERNEL
-    energies = criterion.energies(symmetry, g, model) if solver.needs_energy else {}
-    problem = solver.problem(symmetry, energies, model, bounds, criterion)
+    problem = solver.problem(symmetry, g, model, bounds, criterion)
     return keep_pace(problem, solver)[1] if pace else solver.solve(problem)

@@ -35,13 +35,12 @@ conditioning twice does nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from ..criteria.norms import norm_problem
-from ..criteria.problem import Block, Pairs, Problem, any_positive, sides_of
+from ..criteria.norms import hold
+from ..criteria.problem import Problem, any_positive, ones_like, sides_of
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
@@ -87,14 +86,15 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     squares = {
         name: weight.double().square() / max(weight.numel(), 1) for name, weight in weights.items()
     }
-    ones = {name: torch.ones_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    ones = {name: ones_like(weight) for name, weight in weights.items()}
     sides = sides_of(
         symmetry, {name: one / max(weights[name].numel(), 1) for name, one in ones.items()}
     )
     into, out = sides_of(symmetry, ones)
     # One entry in n of such a unit has the mean square 1/n: the norm of its weights is 1.
     held = (sides[0] - sides[1]) / (into - out).abs().clamp(min=1.0)
-    centre, known = find_balance(norm_problem(symmetry, squares, 2, sides=sides, held=held))
+    problem = Problem.of(symmetry, squares, power=-2)
+    centre, known = find_balance(hold(problem, sides=sides, held=held))
     return torch.where(known, centre, 0.0), known
 
 
@@ -109,7 +109,7 @@ def _weights(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
 def _two_sided(symmetry: Symmetry, model: nn.Module) -> Tensor:
     """Units that parameters both feed and read, (num_units,) bool."""
     weights = _weights(symmetry, model)
-    into, out = sides_of(symmetry, {name: torch.ones_like(w) for name, w in weights.items()})
+    into, out = sides_of(symmetry, {name: ones_like(w) for name, w in weights.items()})
     return ((into > 0) & (out > 0)).cpu()
 
 
@@ -117,7 +117,7 @@ def find_balance(problem: Problem) -> tuple[Tensor, Tensor]:
     """log λ that brings every unit into balance, and whether it is known, (num_units,) each.
 
     Args:
-        problem: Of norms, by ``norm_problem``.
+        problem: Of norms, by ``hold``.
     """
     u = problem.zero()
     movable = problem.upper > 0
@@ -125,24 +125,9 @@ def find_balance(problem: Problem) -> tuple[Tensor, Tensor]:
     for solver in (Exact(tolerance=1e-15), CoordinateDescent(sweeps=SWEEPS, tolerance=FINE)):
         if bool((imbalance[movable] < FINE).all()):
             break
-        u = u + problem.power * solver.solve(_shift(problem, u)).log_scales
-        imbalance = _imbalance(_shift(problem, u))
+        u = u + problem.power * solver.solve(problem.shifted(u)).log_scales
+        imbalance = _imbalance(problem.shifted(u))
     return problem.log_scales(u).cpu(), (movable & (imbalance < EXACT)).cpu()
-
-
-def _shift(problem: Problem, u: Tensor) -> Problem:
-    """The same problem with its origin at u."""
-    v = problem.class_matrix @ u
-    shrink, grow = (-v).exp(), v.exp()
-    blocks = tuple(
-        Block(b.rows, b.columns, shrink[b.rows, None] * b.energy * grow[b.columns])
-        for b in problem.blocks
-    )
-    pairs = problem.pairs
-    moved = Pairs(
-        pairs.rows, pairs.columns, shrink[pairs.rows] * pairs.energy * grow[pairs.columns]
-    )
-    return replace(problem, blocks=blocks, pairs=moved)
 
 
 def _imbalance(problem: Problem) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -67,13 +67,13 @@ class ENorm(Solver):
     def problem(
         self,
         symmetry: Symmetry,
-        energies: Mapping[str, Tensor],
+        g: Mapping[str, Any],
         model: nn.Module | None,
         bounds: tuple[Tensor, Tensor] | None,
         criterion: Criterion = PATH_KERNEL,
     ) -> Problem:
-        """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p over the weights that the Symmetry rescales; the energies and criterion
-        given are not used.
+        """Σ_ℓ c_ℓ ‖W_ℓ‖_p^p over the weights that the Symmetry rescales; what was measured and
+        the criterion are not used.
         """
         model = require_model(model, self)
         depth = {name: i + 1 for i, group in enumerate(symmetry.groups) for name in group.divided}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -38,13 +38,13 @@ class Solver(ABC):
     def problem(
         self,
         symmetry: Symmetry,
-        energies: Mapping[str, Tensor],
+        g: Mapping[str, Any],
         model: nn.Module | None,
         bounds: tuple[Tensor, Tensor] | None,
         criterion: Criterion = PATH_KERNEL,
     ) -> Problem:
-        """What it solves: the criterion of these energies, unless it has one of its own."""
-        return criterion.problem(symmetry, energies, model).within(bounds)
+        """What it solves: the criterion of what was measured, unless it has one of its own."""
+        return criterion.problem(symmetry, g, model).within(bounds)
 
     def objective(self, problem: Problem, log_scales: Tensor) -> float:
         """What it minimises, at log λ per unit, (num_units,)."""

@@ -99,9 +99,7 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
 
 def _pose(model: nn.Module, prepared: Prepared, diagonal: str) -> Problem:
     if diagonal == "published":
-        criterion = PublishedKernel()
-        energies = criterion.energies(prepared.symmetry, {}, model)
-        return criterion.problem(prepared.symmetry, energies, model)
+        return PublishedKernel().problem(prepared.symmetry, {}, model)
     g = diag_g(model, prepared.sample, calibrate=diagonal == "calibrated")
     return Problem.of(prepared.symmetry, g)
 

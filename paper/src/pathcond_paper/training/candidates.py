@@ -46,8 +46,7 @@ def minimise(criterion: Criterion) -> Rescaling:
     def rescaling(model: nn.Module, prepared: Prepared) -> Tensor:
         symmetry = prepared.symmetry
         measure = measure_reads if criterion.measures == "reads" else diag_g
-        energies = criterion.energies(symmetry, measure(model, prepared.sample), model)
-        problem = criterion.problem(symmetry, energies, model)
+        problem = criterion.problem(symmetry, measure(model, prepared.sample), model)
         return Exact(max_log_scale=FARTHEST).solve(problem).log_scales.cpu()
 
     return rescaling
