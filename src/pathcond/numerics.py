@@ -19,6 +19,14 @@ def exp(log_scales: Tensor) -> Tensor:
     )
 
 
+def without_repeats(values: Tensor) -> Tensor:
+    """A tensor with size 1 along the axes on which it was expanded, to which it broadcasts."""
+    for axis, stride in enumerate(values.stride()):
+        if stride == 0 and values.shape[axis] > 1:
+            values = values.narrow(axis, 0, 1)
+    return values
+
+
 def largest(tensors: Iterable[Tensor]) -> list[float]:
     """The largest absolute value of each tensor; NaN if it holds one. One wait for the device,
     however many there are.

@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..rules.energies import power_of
 from ..rules.labels import FIXED
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .criterion import Criterion, Measurement, require_model
-from .problem import Problem, ones_like, sides_of
+from .problem import Problem, fill_like, sides_of
 
 # The solvers minimise W log(c + Σ) + slope·u. With c this many times what one-sided units are held
 # at it is Σ + a·u nearly: the sum over such a unit is a to a percent or so, and there is a minimum
@@ -98,7 +99,7 @@ class BalancedNorms(Criterion):
             for k in range(2)
         ]
         return {
-            name: weight.double().abs() ** self.p
+            name: power_of(weight, self.p, weight.device)
             for name, weight in moved.items()
             if weight.dim() > 1 or any(sides[name][k] - taken[k] for k in range(2))
         }
@@ -107,7 +108,7 @@ class BalancedNorms(Criterion):
         self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None = None
     ) -> Problem:
         energies = self.energies(symmetry, g, model)
-        into, out = sides_of(symmetry, {name: ones_like(E) for name, E in energies.items()})
+        into, out = sides_of(symmetry, {name: fill_like(E, 1.0) for name, E in energies.items()})
         return hold(
             Problem.of(symmetry, energies, power=-self.p),
             sides=(into, out),

@@ -433,7 +433,7 @@ def _weights(
 ) -> Tensor:
     """w of every entry of a parameter, in its shape; where it has no energy, zero."""
     if weights is None:
-        return ones_like(values) if all_positive else values > 0
+        return fill_like(values, 1.0) if all_positive else values > 0
     given = torch.as_tensor(weights[name], dtype=torch.float64, device=values.device)
     if not bool(((given > 0) & given.isfinite()).all()):
         raise ValueError(f"The weights of {name} must be positive and finite")
@@ -527,9 +527,9 @@ def any_positive(g: Mapping[str, Tensor]) -> bool:
     return bool(ranks.maximum(found).any())
 
 
-def ones_like(values: Tensor) -> Tensor:
-    """Ones in the shape of a tensor, which take no memory, and no time to be summed up."""
-    return torch.ones((), dtype=torch.float64, device=values.device).expand(values.shape)
+def fill_like(values: Tensor, number: float) -> Tensor:
+    """One number in the shape of a tensor, which takes no memory, and no time to be summed up."""
+    return torch.full((), number, dtype=torch.float64, device=values.device).expand(values.shape)
 
 
 def _check_total(g: Mapping[str, Tensor], ranks: Ranks) -> tuple[float, dict[str, float]]:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from ..capture.nodes import Graph, Node
 from ..distributed.sharding import is_sharded
 from ..errors import EnergyRangeError
+from ..numerics import without_repeats
 from ..rules.energies import Edges, Energies, PathSum
 from ..rules.picking import MOVES
 from ..rules.table import Rule
@@ -47,8 +48,8 @@ class Reads:
 
     Attributes:
         squares: The mean square of what every entry multiplies, over the example batch and all
-            places at which it is used; in the parameter's shape, float64. Padding is not read, and
-            entries that are not used have 0.
+            places at which it is used; in the parameter's shape, float64 (expanded where all
+            outputs read the same). Padding is not read, and entries that are not used have 0.
         inputs: How many products one output sums up.
         shared: Whether several calls use this tensor. What they read may have different scales, so
             that the mean follows none of them.
@@ -109,20 +110,24 @@ class Reader:
         for part in sample.all:
             for name, nodes in _uses(part.graph).items():
                 calls[name] += [self.inputs.get(node, 0) for node in nodes]
-        for name, total in self.squares.items():
-            if not math.isfinite(float(total.sum())):
+        means = {
+            name: without_repeats(total) / without_repeats(self.places[name]).clamp(min=1)
+            for name, total in self.squares.items()
+        }
+        for name, mean in means.items():
+            if not math.isfinite(float(mean.sum())):
                 raise EnergyRangeError(
                     f"What {name} multiplies is not finite on the example batch: its values, or "
                     "the weights in front of it, are too large."
                 )
         return {
             name: Reads(
-                squares=total / self.places[name].clamp(min=1),
+                squares=mean.expand(self.squares[name].shape),
                 inputs=max(calls[name]),
                 shared=len(calls[name]) > 1,
             )
-            for name, total in self.squares.items()
-            if any(calls[name]) and total.dim() > 1
+            for name, mean in means.items()
+            if any(calls[name]) and mean.dim() > 1
         }
 
 

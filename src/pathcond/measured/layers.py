@@ -35,9 +35,10 @@ from torch import Tensor, nn
 
 from ..criteria.criterion import Criterion, Measurement
 from ..criteria.norms import BalancedNorms, hold
-from ..criteria.problem import Problem, any_positive, ones_like, sides_of
+from ..criteria.problem import Problem, any_positive, fill_like, sides_of
 from ..distributed.sharding import gather, is_sharded, shard_like
 from ..lifting.reads import Reads
+from ..numerics import without_repeats
 from ..rules.labels import FIXED
 from ..solvers.balance import find_balance
 from ..symmetry.symmetry import Symmetry
@@ -96,7 +97,7 @@ class BalancedLayers(Criterion):
     def _moved(self, symmetry: Symmetry, g: Mapping[str, Reads], layers: _Layers) -> Tensor:
         """share · d, (num_units,)."""
         if not self.share:
-            return torch.zeros(symmetry.num_units, dtype=torch.float64)
+            return layers.norms.zero().cpu()
         balance, _ = find_balance(layers.problem(layers.norms.zero(), self.front))
         return self.share * even_activations(symmetry, g, balance)
 
@@ -106,7 +107,7 @@ def _count_outputs(
 ) -> dict[str, Tensor]:
     """n θ² of all weights that some unit rescales: their energies for a share of 0."""
     return {
-        name: values * _outputs(symmetry, name, reads)
+        name: values.mul_(_outputs(symmetry, name, reads))
         for name, values in NORMS.energies(symmetry, {}, model).items()
     }
 
@@ -134,11 +135,16 @@ class _Layers:
         cls, symmetry: Symmetry, counted: Mapping[str, Tensor], reads: Mapping[str, Reads]
     ) -> _Layers:
         norms = Problem.of(symmetry, counted, power=-2)
-        sides = sides_of(symmetry, {name: ones_like(values) for name, values in counted.items()})
+        sides = sides_of(
+            symmetry, {name: fill_like(values, 1.0) for name, values in counted.items()}
+        )
         if not bool(((sides[0] > 0) ^ (sides[1] > 0)).any()):
             return cls(norms=norms, sides=sides, outputs=None, entries=sides)
-        there = {name: _find_nonzero(values) for name, values in counted.items()}
-        n = {name: _outputs(symmetry, name, reads) * values for name, values in there.items()}
+        there = {name: _where_nonzero(values, 1.0) for name, values in counted.items()}
+        n = {
+            name: _where_nonzero(values, _outputs(symmetry, name, reads))
+            for name, values in counted.items()
+        }
         return cls(
             norms=norms,
             sides=sides,
@@ -155,23 +161,30 @@ class _Layers:
             front: The squared norm.
         """
         u = 2 * moved.to(self.norms.device)
-        held = torch.zeros_like(u)
-        if self.outputs is not None:
-            total = math.exp(self.outputs.log_total)
-            into, out = (
-                total * side / entries.to(side.device).clamp(min=1.0)
-                for side, entries in zip(self.outputs.at(u).sides, self.entries, strict=True)
-            )
-            held = front * (into - out)
+        held = front * self._mean_counts(moved)
         return hold(self.norms.shifted(u), sides=self.sides, held=held)
 
+    def _mean_counts(self, moved: Tensor) -> Tensor:
+        """The mean of n exp(−2 K moved) over what feeds every unit, less that over what reads it,
+        (num_units,); 0 where every unit has two sides.
+        """
+        if self.outputs is None:
+            return torch.zeros_like(moved)
+        u = 2 * moved.to(self.outputs.device)
+        total = math.exp(self.outputs.log_total)
+        into, out = (
+            total * side / entries.to(side.device).clamp(min=1.0)
+            for side, entries in zip(self.outputs.at(u).sides, self.entries, strict=True)
+        )
+        return into - out
 
-def _find_nonzero(values: Tensor) -> Tensor:
-    """1 where energies are not zero, else 0."""
+
+def _where_nonzero(values: Tensor, number: float) -> Tensor:
+    """One number where energies are not zero, else 0."""
     # Processes may differ in what they find in their parts.
     if not is_sharded(values) and bool(values.all()):
-        return ones_like(values)
-    return (values > 0).double()
+        return fill_like(values, number)
+    return (values > 0).double() * number
 
 
 def even_activations(symmetry: Symmetry, reads: Mapping[str, Reads], start: Tensor) -> Tensor:
@@ -190,7 +203,7 @@ def even_activations(symmetry: Symmetry, reads: Mapping[str, Reads], start: Tens
         scaling = symmetry.scalings.get(name)
         if scaling is None or read.shared:
             continue
-        squares = gather(read.squares)
+        squares = without_repeats(gather(read.squares))
         classes = scaling.minus.long()
         size = float((squares * (2 * started[classes]).exp().to(squares.device)).mean())
         if size > 0:

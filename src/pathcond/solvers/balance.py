@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from ..criteria.norms import hold
-from ..criteria.problem import Problem, any_positive, ones_like, sides_of
+from ..criteria.problem import Problem, any_positive, fill_like, sides_of
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
@@ -86,11 +86,9 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     squares = {
         name: weight.double().square() / max(weight.numel(), 1) for name, weight in weights.items()
     }
-    ones = {name: ones_like(weight) for name, weight in weights.items()}
-    sides = sides_of(
-        symmetry, {name: one / max(weights[name].numel(), 1) for name, one in ones.items()}
-    )
-    into, out = sides_of(symmetry, ones)
+    shares = {name: fill_like(w, 1 / max(w.numel(), 1)) for name, w in weights.items()}
+    sides = sides_of(symmetry, shares)
+    into, out = _count_sides(symmetry, weights)
     # One entry in n of such a unit has the mean square 1/n: the norm of its weights is 1.
     held = (sides[0] - sides[1]) / (into - out).abs().clamp(min=1.0)
     problem = Problem.of(symmetry, squares, power=-2)
@@ -109,8 +107,13 @@ def _weights(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
 def _two_sided(symmetry: Symmetry, model: nn.Module) -> Tensor:
     """Units that parameters both feed and read, (num_units,) bool."""
     weights = _weights(symmetry, model)
-    into, out = sides_of(symmetry, {name: ones_like(w) for name, w in weights.items()})
+    into, out = _count_sides(symmetry, weights)
     return ((into > 0) & (out > 0)).cpu()
+
+
+def _count_sides(symmetry: Symmetry, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """How many weights feed and read every unit, (num_units,) each."""
+    return sides_of(symmetry, {name: fill_like(w, 1.0) for name, w in weights.items()})
 
 
 def find_balance(problem: Problem) -> tuple[Tensor, Tensor]:
