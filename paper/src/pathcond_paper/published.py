@@ -54,11 +54,12 @@ class PublishedKernel(Criterion):
         return published_diagonal(require_model(model, self), torch.ones_like(example[:1]))
 
     def problem(
-        self, symmetry: Symmetry, energies: Mapping[str, Tensor], model: nn.Module | None = None
+        self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None = None
     ) -> Problem:
         constants = symmetry.uncounted
         scalings = {name: s for name, s in symmetry.scalings.items() if name not in constants}
-        return Problem.of(replace(symmetry, scalings=scalings, uncounted=frozenset()), energies)
+        counting = replace(symmetry, scalings=scalings, uncounted=frozenset())
+        return Problem.of(counting, self.energies(symmetry, g, model))
 
 
 def published_diagonal(model: nn.Module, ones: Tensor) -> dict[str, Tensor]:

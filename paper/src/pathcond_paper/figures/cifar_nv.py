@@ -294,7 +294,10 @@ def _earlier(rows: Sequence[Row], variant: Variant) -> Claim:
 
     def ahead(method: str) -> str:
         found = match_runs(rows, "baseline", method)
-        return "{:+.1f} ({})".format(*_lead(found, level, variant)) if found else ""
+        if not found:
+            return ""
+        lead, seeds = _lead(found, level, variant)
+        return f"{lead:+.1f} ({seeds})" if math.isfinite(lead) else f"never there ({seeds})"
 
     others = tell_each(OURS, ahead)
     return Claim.judge(
