@@ -35,6 +35,8 @@ from pathcond.distributed import ranks, sharding
 from pathcond.lifting import lifting
 from pathcond.rescaling import rescale
 
+from .processes import FORKED
+
 STEPS = 12
 
 
@@ -110,14 +112,13 @@ def spawned(
     return [torch.load(folder / f"result.{rank}", weights_only=False) for rank in range(processes)]
 
 
-# Processes by how many work together. They stay: importing torch takes longer than most tests.
+# Processes by how many work together. They stay: what they import at first use is then there.
 TEAMS: dict[int, list[tuple[Any, Connection]]] = {}
 
 
 def _hire() -> tuple[Any, Connection]:
     ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    process = FORKED.Process(target=_work, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     return process, ours
@@ -594,9 +595,8 @@ def dying(rank: int, kind: str, moment: str, folder: str) -> Any:
 def test_a_process_that_dies_leaves_a_checkpoint_that_loads(
     kind: str, moment: str, tmp_path: Path
 ) -> None:
-    context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(
+        FORKED.Process(
             target=_run, args=(r, dying, 2, str(tmp_path), (kind, moment, str(tmp_path)))
         )
         for r in range(2)

@@ -4,6 +4,7 @@ nothing.
 
 import fcntl
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -31,6 +32,7 @@ from pathcond_paper.sweep import engines
 from pathcond_paper.sweep.engines import Advanced, Ended, Finished
 from pathcond_paper.sweep.watching import watching
 
+from ..processes import FORKED
 from . import figure_for_tests
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,7 @@ class Folder:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.setattr(reproduction, "FIGURES", {"fake": "for tests", "toy": "another"})
     monkeypatch.setattr(reproduction, "load", {"fake": figure_for_tests}.__getitem__)
+    monkeypatch.setattr(engines, "get_context", lambda _: FORKED)
     return Folder(tmp_path)
 
 
@@ -148,8 +151,10 @@ class TestEngines:
     """What both engines promise."""
 
     def test_a_killed_worker_loses_nothing_and_its_run_is_repeated(
-        self, engine: str, folder: Folder
+        self, engine: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # spawned, as they are for users; so are those of the sweeps in processes of their own
+        monkeypatch.setattr(engines, "get_context", multiprocessing.get_context)
         folder.tell("kill-b-0")
         result = folder.run("--engine", engine)
         assert result.exit_code == 0, result.output
