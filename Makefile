@@ -7,6 +7,8 @@ READY  := $(VENV)/.ready
 SITE_VENV := .venv-site
 SITE      := $(SITE_VENV)/.ready
 SHELL  := bash
+# Workers and the processes that tests start load bytecode, where the environment forbids to write it too.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all zoo bench docs site lint format clean
 
