@@ -5,6 +5,7 @@ refused.
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import pathcond
 from pathcond.capture.graph import _Capture
 from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
-from pathcond.symmetry.captures import Captured
+from pathcond.symmetry.captures import Captured, capture_all
 from pathcond.symmetry.sizes import Example
 from pathcond.symmetry.symmetry import symmetry_of
 
@@ -200,6 +201,11 @@ def built(name: str) -> tuple[nn.Module, Any]:
     return model, as_double(inputs)
 
 
+@cache
+def followed(name: str) -> list[Captured]:
+    return capture_all(*built(name))
+
+
 @pytest.mark.parametrize("name", DECIDED)
 def test_the_symmetries_are_those_of_the_numerical_rank(name: str) -> None:
     model, inputs = built(name)
@@ -224,7 +230,7 @@ def _in_eval_mode(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", DECIDED)
 def test_the_function_is_kept_in_both_modes(name: str, normalization: str) -> None:
     model, inputs = built(name)
-    symmetry = pathcond.find_symmetry(model, inputs, normalization=normalization)
+    symmetry = symmetry_of(model, followed(name), normalization=normalization)
     before = [outputs(model, inputs, training=mode) for mode in (False, True)]
     log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
     pathcond.rescale_(model, symmetry, log_scales, verify=False)
