@@ -1,5 +1,6 @@
 """The paper's networks and tables."""
 
+import json
 import math
 import os
 import subprocess
@@ -249,33 +250,46 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("mlp-depth", "depth=2"),
-        ("autoencoder", "compression=4"),
-        ("smooth", "depth=2"),
-        ("cifar-nv", "learning_rate=0.001"),
-    ],
-)
-def test_training_figures_run_with_torch_and_numpy_alone(
-    name: str, part: str, tmp_path: Path
-) -> None:
+TRAINING = {
+    "mlp-depth": "depth=2",
+    "autoencoder": "compression=4",
+    "smooth": "depth=2",
+    "cifar-nv": "learning_rate=0.001",
+}
+# ``python -m pathcond_paper`` for one figure after the other: each process imports torch anew.
+ONE_AFTER_THE_OTHER = """
+import json, runpy, sys
+
+if __name__ == "__main__":
+    for arguments in json.loads(sys.argv[1]):
+        sys.argv[1:] = arguments
+        try:
+            runpy.run_module("pathcond_paper", run_name="__main__")
+        except SystemExit as end:
+            print(end.code, *arguments)
+"""
+
+
+def test_training_figures_run_with_torch_and_numpy_alone(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
+    (tmp_path / "figures.py").write_text(ONE_AFTER_THE_OTHER)
     source = Path(pathcond.__file__).parents[1]
     paths = os.pathsep.join((str(tmp_path), str(source)))
-    options = ["reproduce", name, "--preset", "smoke", "--only", part, "--only", "method=paper"]
+    only = {name: ["--only", part, "--only", "method=paper"] for name, part in TRAINING.items()}
+    begin = [["reproduce", name, "--preset", "smoke", *only[name]] for name in TRAINING]
+    options = [[*these, "--out", str(tmp_path), "--workers", "1"] for these in begin]
     done = subprocess.run(
-        [sys.executable, "-m", "pathcond_paper", *options, "--out", tmp_path, "--workers", "1"],
+        [sys.executable, tmp_path / "figures.py", json.dumps(options)],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert f"pathcond report {tmp_path}" in done.stderr
-    rows = list(Rows(tmp_path / f"{name}.jsonl"))
-    assert rows
-    command = f"python -m pathcond_paper reproduce {name} --preset smoke --device cpu"
-    assert {row.origin["command"] for row in rows} == {
-        f"{command} --only {part} --only method=paper --workers 1"
-    }
+    assert done.stderr.count(f"pathcond report {tmp_path}") == len(TRAINING), done.stderr
+    for (name, part), arguments in zip(TRAINING.items(), options, strict=True):
+        assert " ".join(["0", *arguments]) in done.stdout, done.stderr
+        rows = list(Rows(tmp_path / f"{name}.jsonl"))
+        assert rows
+        command = f"python -m pathcond_paper reproduce {name} --preset smoke --device cpu"
+        assert {row.origin["command"] for row in rows} == {
+            f"{command} --only {part} --only method=paper --workers 1"
+        }
