@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathcond.lifting.lifting import capture_sample
+from pathcond.lifting.lifting import capture_sample, diag_g
 from pathcond.lifting.sample import Prepared, Sample
 from pathcond.symmetry.captures import Captured, capture_all
 from pathcond.symmetry.symmetry import symmetry_of
@@ -46,6 +46,16 @@ def prepared(name: str, normalization: str, approximate: bool = False) -> Prepar
         model, _captured(name), normalization=normalization, approximate=approximate
     )  # type: ignore[arg-type]
     return Prepared(symmetry=symmetry, sample=_sample(name))
+
+
+def diagonal(name: str) -> dict[str, Tensor]:
+    """diag(G) of a case, measured once for all tests."""
+    return {parameter: values.clone() for parameter, values in _diagonal(name).items()}
+
+
+@cache
+def _diagonal(name: str) -> dict[str, Tensor]:
+    return diag_g(make(name)[0], _sample(name))
 
 
 @cache

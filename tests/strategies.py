@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -44,6 +45,11 @@ DRAWS_ALL = "PATHCOND_TEST_ALL" in os.environ
 def examples(count: int) -> settings:
     """How many examples a test draws, as a decorator."""
     return settings(max_examples=count if DRAWS_ALL else count // 2)
+
+
+def further(*values: Any) -> list[Any]:
+    """Values of a parameter that only repeat what another one tests: `make test-all` takes them."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @dataclass(frozen=True)

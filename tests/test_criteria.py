@@ -36,6 +36,7 @@ from pathcond import (
 from pathcond.capture.outputs import output_change
 from pathcond.criteria.problem import sides_of
 from pathcond.integrations.shared import ConditionedTraining, counts_at
+from pathcond.lifting.sample import Sample
 from pathcond.solvers.balance import WIDTH, balance_point
 
 from .cases import CASES, make, prepared
@@ -125,9 +126,10 @@ def test_energies_follow_the_law(key: str, name: str, normalization: str) -> Non
     unit to unit, too. The problem is made of them.
     """
     criterion = CRITERIA[key]
-    model, inputs = make(name)
-    symmetry = find_symmetry(model, inputs, normalization=normalization)
-    g = measure(criterion, model, inputs)
+    model, _ = make(name)
+    captured = prepared(name, normalization)
+    symmetry = captured.symmetry
+    g = measure(criterion, model, captured.sample)
     before = criterion.energies(symmetry, g, model)
     problem = criterion.problem(symmetry, g, model)
     for found, side in zip(
@@ -136,7 +138,7 @@ def test_energies_follow_the_law(key: str, name: str, normalization: str) -> Non
         torch.testing.assert_close(found * math.exp(problem.log_total), side)
     scales = 0.3 * torch.randn(symmetry.num_units, dtype=torch.float64)
     pathcond.rescale_(model, symmetry, scales, train_tolerance=None)
-    after = criterion.energies(symmetry, measure(criterion, model, inputs), model)
+    after = criterion.energies(symmetry, measure(criterion, model, captured.sample), model)
     factors = symmetry.factors(scales)
     for parameter, values in before.items():
         expected = values * factors[parameter] ** -problem.power
@@ -145,8 +147,8 @@ def test_energies_follow_the_law(key: str, name: str, normalization: str) -> Non
         )
 
 
-def measure(criterion: Criterion, model: nn.Module, inputs: Any) -> Mapping[str, Any]:
-    return (measure_reads if criterion.measures == "reads" else diag_g)(model, inputs)
+def measure(criterion: Criterion, model: nn.Module, sample: Sample) -> Mapping[str, Any]:
+    return (measure_reads if criterion.measures == "reads" else diag_g)(model, sample)
 
 
 class TestCurvature:

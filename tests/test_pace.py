@@ -32,25 +32,22 @@ from pathcond.criteria.problem import Problem
 from pathcond.reference import enumerate_paths, parameter_vector
 from pathcond.solvers.pace import keep_pace
 
-from .cases import make
+from .cases import diagonal, make, prepared
 
 CASES = ("mlp", "resnet", "densenet", "used_twice", "square", "batch_norm_mlp")
 
 
 def random_problem(name: str, normalization: str, seed: int) -> Problem:
     """Random weights over three decades, and random energies over two beside diag(G)."""
-    model, inputs = make(name)
-    symmetry, generator = (
-        find_symmetry(model, inputs, normalization=normalization),
-        torch.Generator().manual_seed(seed),
-    )
+    symmetry = prepared(name, normalization).symmetry
+    generator = torch.Generator().manual_seed(seed)
 
     def spread(values: Tensor, decades: float) -> Tensor:
         return 10 ** (
             decades * (torch.rand(values.shape, generator=generator, dtype=torch.float64) - 0.5)
         )
 
-    energies = {name: values * spread(values, 2) for name, values in diag_g(model, inputs).items()}
+    energies = {name: values * spread(values, 2) for name, values in diagonal(name).items()}
     weights = {name: spread(values, 3) for name, values in energies.items()}
     return Problem.of(symmetry, energies, weights=weights)
 
@@ -150,19 +147,20 @@ def moved_pairs(problem: Problem, t: Tensor) -> Any:
 @pytest.mark.parametrize("normalization", ["absorb", "gain", "full", "paper"])
 @pytest.mark.parametrize("name", ["mlp", "resnet", "batch_norm_mlp", "vit"])
 def test_keeping_the_pace_twice_does_nothing(name: str, normalization: str) -> None:
-    model, inputs = make(name)
+    model, _ = make(name)
+    captured = prepared(name, normalization)
     options: dict[str, Any] = {
         "normalization": normalization,
         "pace": "keep",
         "max_log_scale": math.inf,
     }
-    report = condition_(model, inputs, **options)
+    report = condition_(model, captured, **options)
     assert report.objective_after <= report.objective_before + 1e-9 * abs(report.objective_before)
     if report.num_units:
         # In front of norms ε bounds the scales, and "paper" leaves their parameters out of the sum.
         if normalization in ("gain", "full") or name in ("mlp", "vit"):
             assert report.pace == pytest.approx(1, abs=1e-6)
-        assert float(condition_(model, inputs, **options).log_scales.abs().max()) < 1e-5
+        assert float(condition_(model, captured, **options).log_scales.abs().max()) < 1e-5
 
 
 def test_the_sum_of_the_curvature_is_kept_by_curvature() -> None:

@@ -10,7 +10,7 @@ import pathcond
 from pathcond import Symmetry, diag_g, find_symmetry
 from pathcond.criteria.problem import Problem, sides_of
 
-from .cases import CASES, make, prepared
+from .cases import CASES, diagonal, make, prepared
 from .zoo import NORMALIZATIONS
 
 
@@ -44,13 +44,11 @@ def random_weights(g: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
-    model, _ = make(name)
-    captured = prepared(name, normalization, approximate=True)
-    symmetry = captured.symmetry
+    symmetry = prepared(name, normalization, approximate=True).symmetry
     if not symmetry.num_units:
         assert normalization != "full", "the case would test nothing"
         return
-    g = diag_g(model, captured.sample)
+    g = diagonal(name)
     problem, (K, flat) = Problem.of(symmetry, g), written_out(symmetry, g)
     assert problem.weight == len(flat)
     u = torch.randn(symmetry.num_units, dtype=torch.float64, requires_grad=True)
@@ -70,8 +68,7 @@ def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
     ["mlp", "resnet", "densenet", "used_twice", "self_edge", "square", "vit", "transposed_grouped"],
 )
 def test_weights_beside_energies(name: str) -> None:
-    model, inputs = make(name)
-    symmetry, g = find_symmetry(model, inputs, normalization="full"), diag_g(model, inputs)
+    symmetry, g = prepared(name, "full").symmetry, diagonal(name)
     weights = random_weights(g, seed=0)
     K, flat = written_out(symmetry, g)
     w = torch.cat(
