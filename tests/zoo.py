@@ -58,6 +58,7 @@ NEEDS_NATIVE_SIZE = (
 LARGEST_CHANGE = 1e-9
 LARGEST_RESIDUAL = 1e-8
 LARGEST_MOVE = 1e-6
+LAYERS = 2
 TRAIN_ONLY_HEADS = ("googlenet", "inception_v3")
 
 
@@ -101,10 +102,13 @@ class Result:
     error: str = ""
 
 
-def entries() -> Iterator[Entry]:
+def entries(*, size: int | None = None, layers: int = LAYERS) -> Iterator[Entry]:
+    """All models; ``size`` is that of timm's images in place of each model's own, ``layers`` counts
+    those of transformers.
+    """
     yield from torchvision_entries()
-    yield from timm_entries()
-    yield from transformers_entries()
+    yield from timm_entries(size)
+    yield from transformers_entries(layers)
 
 
 def torchvision_entries() -> Iterator[Entry]:
@@ -123,11 +127,13 @@ def torchvision_entries() -> Iterator[Entry]:
         yield Entry(f"torchvision:{name}", lambda name=name: build(name))
 
 
-def timm_entries() -> Iterator[Entry]:
+def timm_entries(size: int | None = None) -> Iterator[Entry]:
     def build(name: str) -> tuple[nn.Module, Tensor]:
         import timm
 
-        model = timm.create_model(name, pretrained=False)
+        # positions are parameters there
+        sized = {"img_size": size} if size is not None and "vit" in name else {}
+        model = timm.create_model(name, pretrained=False, **sized)
         config = model.pretrained_cfg
         channels, height, width = config["input_size"]
         attention = any("attn" in module_name for module_name, _ in model.named_modules())
@@ -138,23 +144,25 @@ def timm_entries() -> Iterator[Entry]:
             or "s16" in name
         ):
             height = width = 96
+        if size is not None:
+            height = width = size
         return model, torch.randn(2, channels, height, width)
 
     for name in TIMM_MODELS:
         yield Entry(f"timm:{name}", lambda name=name: build(name))
 
 
-def transformers_entries() -> Iterator[Entry]:
+def transformers_entries(layers: int = LAYERS) -> Iterator[Entry]:
     small = {
         "hidden_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "intermediate_size": 64,
         "vocab_size": 50,
     }
     images = {
         "hidden_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "intermediate_size": 64,
         "image_size": 32,
@@ -167,7 +175,7 @@ def transformers_entries() -> Iterator[Entry]:
             "OPTForCausalLM",
             {
                 "hidden_size": 32,
-                "num_hidden_layers": 2,
+                "num_hidden_layers": layers,
                 "ffn_dim": 64,
                 "num_attention_heads": 4,
                 "vocab_size": 50,
@@ -183,7 +191,7 @@ def transformers_entries() -> Iterator[Entry]:
                 "d_model": 32,
                 "d_kv": 8,
                 "d_ff": 64,
-                "num_layers": 2,
+                "num_layers": layers,
                 "num_heads": 4,
                 "vocab_size": 50,
                 "decoder_start_token_id": 0,
@@ -194,7 +202,7 @@ def transformers_entries() -> Iterator[Entry]:
         "gpt2": (
             "GPT2Config",
             "GPT2LMHeadModel",
-            {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 32},
+            {"n_embd": 32, "n_layer": layers, "n_head": 4, "vocab_size": 50, "n_positions": 32},
             lambda: {"input_ids": tokens(), "use_cache": False},
         ),
         "llama": (
@@ -229,7 +237,7 @@ def transformers_entries() -> Iterator[Entry]:
         "distilbert": (
             "DistilBertConfig",
             "DistilBertModel",
-            {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 50},
+            {"dim": 32, "n_layers": layers, "n_heads": 4, "hidden_dim": 64, "vocab_size": 50},
             lambda: {"input_ids": tokens()},
         ),
         "mistral": (
