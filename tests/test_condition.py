@@ -108,14 +108,15 @@ def test_the_divergence_decreases_and_stays_near_its_own_optimum(
     reaching the least.
     """
     shares = []
+    prepared = pathcond.prepare(*built("mlp"))  # of the same shape as the others
+    symmetry = prepared.symmetry
     for seed in range(20):
         torch.manual_seed(seed)
         model, x = built("mlp")
         theta, K = parameter_vector(model), generators(model, x)
         J = enumerate_paths(model, x).jacobian(theta)
         g = J.square().sum(0)
-        symmetry = pathcond.find_symmetry(model, x)
-        solution = pathcond.solve(symmetry, diag_g(model, x))
+        solution = pathcond.solve(symmetry, diag_g(model, prepared.sample))
         factors = symmetry.factors(solution.log_scales)
         moves = torch.cat([factors[name].log().reshape(-1) for name, _ in model.named_parameters()])
         u = 2 * torch.linalg.lstsq(K, moves[:, None]).solution[:, 0]
