@@ -34,6 +34,8 @@ from pathcond_paper.training.training import (
     train,
 )
 
+from ..strategies import DRAWS_ALL
+
 SMALL = partial(mlp, (24, 24, 24), inputs=64, batch_norm=True)
 
 
@@ -245,6 +247,8 @@ def test_every_method_is_what_a_plain_loop_does(recipe: Recipe, rate: float, dig
     ]
     together = train(runs, recipe, digits)
     for run, found in zip(runs, together, strict=True):
+        if not DRAWS_ALL and run.seed != list(METHODS).index(run.method) % 2:
+            continue  # every method at one of the seeds
         wanted = plain_loop(run, recipe, digits)
         assert found.left_out == 0
         assert found.max_log_scale == pytest.approx(wanted.max_log_scale, abs=1e-6)
