@@ -724,6 +724,7 @@ def test_the_page_in_a_browser(width: int, result: RateComparison, tmp_path: Pat
     assert image.stat().st_size > 10_000
 
 
+@pytest.mark.slow  # the example of the documentation is the same at half the length
 def test_the_notebook(capsys: pytest.CaptureFixture) -> None:
     book = json.loads((ROOT / "examples" / "compare_rates.ipynb").read_text(encoding="utf-8"))
     code = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]

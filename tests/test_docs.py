@@ -20,6 +20,7 @@ from pathcond.rules.document import page
 from pathcond_paper import FIGURES, document
 from pathcond_paper.figures import tuned
 
+from .strategies import DRAWS_ALL
 from .zoo import entries
 
 ROOT = Path(__file__).parent.parent
@@ -109,13 +110,17 @@ def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> 
     text = (ROOT / "docs" / "conditioning.md").read_text()
     criterion, code, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.S)
     exec(criterion, {"__name__": "conditioning"})
+    if not DRAWS_ALL:  # the convolutional ones, which come last, take most of the time
+        assert "in networks.items():" in code
+        code = code.replace("in networks.items():", "in list(networks.items())[:2]:")
     exec(code, {})
     printed, stated = (
         re.findall(r"(.+): × (\S+), by paths × (\S+)", lines)
         for lines in (capsys.readouterr().out, shown)
     )
     assert len(stated) == 5
-    for (name, *paces), (stated_name, *stated_paces) in zip(printed, stated, strict=True):
+    assert len(printed) == (5 if DRAWS_ALL else 2)
+    for (name, *paces), (stated_name, *stated_paces) in zip(printed, stated, strict=DRAWS_ALL):
         assert name == stated_name
         assert [*map(float, paces)] == pytest.approx([*map(float, stated_paces)], rel=0.1)
 
