@@ -4,9 +4,11 @@ as it was.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -276,6 +278,26 @@ def test_the_pace_is_what_a_step_gains_where_the_loss_pulls_at_paths_in_any_dire
     assert report.rate_factors[kind] == pytest.approx(1 / report.paces[kind])
 
 
+@cache
+def conditioned(
+    criterion: Criterion, seed: int
+) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor], Mapping[str, float]]:
+    """A network as it was and conditioned, data to train it on, and its rate factors; once for all
+    optimizers.
+    """
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, 10)
+    ).double()
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+        model[0].bias.mul_(3)
+    x, y = torch.randn(256, 20).double(), torch.randn(256, 10).double()
+    before = copy.deepcopy(model)
+    report = condition_(model, x, criterion=criterion)
+    return before, model, (x, y), report.rate_factors
+
+
 @pytest.mark.parametrize(("criterion", "factor"), [(PathKernel(), 2), (BalancedLayers(), 2.2)])
 @pytest.mark.parametrize("kind", sorted(MADE))
 def test_a_real_loss_gains_about_that_and_the_rate_factor_makes_up_for_it(
@@ -286,30 +308,18 @@ def test_a_real_loss_gains_about_that_and_the_rate_factor_makes_up_for_it(
     """
     ratios = []
     for seed in range(6):
-        torch.manual_seed(seed)
-        model = nn.Sequential(
-            nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, 10)
-        ).double()
-        with torch.no_grad():
-            model[0].weight.mul_(3)
-            model[0].bias.mul_(3)
-        x, y = torch.randn(256, 20).double(), torch.randn(256, 10).double()
+        before, after, (x, y), rate_factors = conditioned(criterion, seed)
 
-        def gained(model: nn.Module = model, x: Tensor = x, y: Tensor = y) -> float:
-            kept = [p.detach().clone() for p in model.parameters()]
+        def gained(model: nn.Module, x: Tensor = x, y: Tensor = y) -> float:
+            model = copy.deepcopy(model)
             optimizer, loss = MADE[kind](model.parameters()), nn.functional.mse_loss(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             with torch.no_grad():
-                after = nn.functional.mse_loss(model(x), y)
-                for parameter, old in zip(model.parameters(), kept, strict=True):
-                    parameter.copy_(old)
-            return float(loss.detach() - after)
+                return float(loss.detach() - nn.functional.mse_loss(model(x), y))
 
-        before = gained()
-        report = condition_(model, x, criterion=criterion)
-        ratios.append(gained() / before * report.rate_factors[kind])
+        ratios.append(gained(after) / gained(before) * rate_factors[kind])
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     assert 1 / factor < mean < factor
 
