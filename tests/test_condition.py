@@ -255,6 +255,31 @@ def test_prepared_models_are_captured_once() -> None:
         condition_(model, prepared)
 
 
+def test_of_a_large_batch_the_first_samples_are_used() -> None:
+    model, first = make("batch_norm_mlp")
+    x = torch.cat([first, 10 * torch.randn_like(first)])
+    scales = [
+        condition_(copy.deepcopy(model), inputs, max_samples=most).log_scales
+        for inputs, most in ((first, None), (x, len(first)), (x, None))
+    ]
+    torch.testing.assert_close(scales[1], scales[0], rtol=0, atol=0)
+    assert not torch.allclose(scales[2], scales[0])
+    assert len(prepare(model, x, max_samples=3).symmetry.example_inputs) == 3
+    assert len(prepare(model, x.repeat(100, 1)).symmetry.example_inputs) == 128
+    with pytest.raises(ValueError, match="max_samples must be at least 2"):
+        condition_(model, x, max_samples=1)
+
+
+def test_samples_that_are_not_apart_are_kept_together() -> None:
+    class Whole(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - x.mean(0))  # type: ignore[no-any-return]
+
+    x = torch.randn(6, 4)
+    model = Whole(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert len(prepare(model, x, max_samples=2).symmetry.example_inputs) == 6
+
+
 def test_optimizer_state_moves_along() -> None:
     model, x = make("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -15,7 +15,9 @@ from typing import Any, TypedDict
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .capture.usable import refuse_unusable_weights
+from .capture.models import as_call
+from .capture.outputs import first_samples
+from .capture.usable import refuse_unusable_weights, require_usable
 from .criteria.criterion import PATH_KERNEL, Criterion, Measurement
 from .criteria.problem import NoEnergyError, Problem, any_positive, select_counted
 from .distributed.ranks import Ranks, is_ambiguous
@@ -42,6 +44,8 @@ from .symmetry.symmetry import (
 from .wrappers import unwrap
 
 logger = logging.getLogger("pathcond")
+
+MAX_SAMPLES = 128
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train
 # outputs keep to their tolerance.
@@ -75,6 +79,7 @@ class ConditionOptions(TypedDict, total=False):
     train_tolerance: float
     group: Any
     describe: bool
+    max_samples: int | None
     progress: Callable[[str], object]
 
 
@@ -87,11 +92,17 @@ def prepare(
     approximate: bool = False,
     frozen: FrozenPolicy = "keep",
     exclude: str | Iterable[str] = (),
+    max_samples: int | None = MAX_SAMPLES,
 ) -> Prepared:
     """Capture a model once, to condition it as often as its weights change.
 
-    ``condition_`` and ``teleport`` take the result in place of the example inputs. All arguments
-    are those of ``find_symmetry``.
+    ``condition_`` and ``teleport`` take the result in place of the example inputs.
+
+    Args:
+        model, example_inputs, other_inputs, normalization, approximate, frozen, exclude: As in
+            ``find_symmetry``.
+        max_samples: Of a larger batch only the first samples are kept, as many as this, as far as
+            the model treats samples one by one in eval mode; None for all.
     """
     if isinstance(example_inputs, Prepared):
         _refuse_other_settings(example_inputs.symmetry, normalization, approximate, frozen)
@@ -101,7 +112,7 @@ def prepare(
             )
         return example_inputs
     # Copies, whatever the user does to the inputs later.
-    example_inputs = _copy(example_inputs)
+    example_inputs = _copy(_cut(model, example_inputs, max_samples))
     other_inputs = _copy(other_inputs)
     symmetry = find_symmetry(
         model,
@@ -125,6 +136,15 @@ def _refuse_other_settings(
                 f"The model was prepared with {name}={getattr(given, name)!r}, not {value!r}: "
                 "pass the same value to both calls"
             )
+
+
+def _cut(model: nn.Module, example_inputs: Any, max_samples: int | None) -> Any:
+    if max_samples is None:
+        return example_inputs
+    if max_samples < 2:
+        raise ValueError(f"max_samples must be at least 2, or None for all, not {max_samples}")
+    require_usable(*as_call(example_inputs))
+    return first_samples(unwrap(model), example_inputs, max_samples)
 
 
 def _copy(inputs: Any) -> Any:
@@ -155,6 +175,7 @@ def condition_(
     train_tolerance: float = 1e-2,
     group: Any = None,
     describe: bool = True,
+    max_samples: int | None = MAX_SAMPLES,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Report:
     """Move the weights, in place, to where a criterion is least; the function stays what it was.
@@ -199,6 +220,8 @@ def condition_(
         group: The processes that hold copies of a model that is not wrapped; by default those of
             its wrapper.
         describe: Sample diag(G) before and after for the report; False saves that work.
+        max_samples: How many samples of the batch are used, to measure and to verify; None for all.
+            See ``prepare``, which has cut the batch already if it was called before.
         progress: Called with the name of each stage as it begins.
 
     Returns:
@@ -239,6 +262,7 @@ def condition_(
             approximate=approximate,
             frozen=frozen,
             exclude=exclude,
+            max_samples=max_samples,
         )
         symmetry = prepared.symmetry
         refuse_unusable_weights(unwrap(model))

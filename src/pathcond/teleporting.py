@@ -37,7 +37,7 @@ from .wrappers import unwrap
 
 logger = logging.getLogger("pathcond")
 
-EXAMPLES = ("other_inputs", "exclude")  # for the capture, which is made once
+EXAMPLES = ("other_inputs", "exclude", "max_samples")  # for the capture, which is made once
 BETWEEN_STEPS = Exact(tolerance=1e-4)  # the next step moves the optimum by more than this
 WRAPPER_FILE = inspect.getfile(torch.optim.Optimizer)
 WARNINGS = 5  # of teleports that were left out, before they are only counted

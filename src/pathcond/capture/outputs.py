@@ -175,7 +175,8 @@ def first_samples(model: nn.Module, example_inputs: Any, count: int) -> Any:
     length = _num_samples(inputs)
     if length <= count or len(split_samples(model, example_inputs)) == 1:
         return example_inputs
-    return _samples(length, 0, count, inputs)
+    first = _samples(length, 0, count, inputs)
+    return first[0] if isinstance(example_inputs, Tensor) else first
 
 
 def _num_samples(inputs: Any) -> int:

@@ -18,7 +18,7 @@ from ..condition import condition_, prepare
 from ..distributed.ranks import several_processes
 from ..report import Report
 from ..rescaling.optimizer_state import Optimizers
-from ..teleporting import Teleportation, teleport
+from ..teleporting import EXAMPLES, Teleportation, teleport
 
 logger = logging.getLogger("pathcond")
 
@@ -93,9 +93,7 @@ class ConditionedTraining:
             on_report(report)
 
         begin = time.perf_counter()
-        captured = {
-            name: options.pop(name) for name in ("other_inputs", "exclude") if name in options
-        }
+        captured = {name: options.pop(name) for name in EXAMPLES if name in options}
         settings = {
             name: options[name]
             for name in ("normalization", "approximate", "frozen")

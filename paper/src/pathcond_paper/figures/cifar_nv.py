@@ -85,7 +85,7 @@ VARIANTS = (PUBLISHED, DESCRIBED)
 
 PRESETS: dict[Preset, tuple[Settings, int, int]] = {  # with width and number of seeds
     "smoke": (
-        Settings(dataset="digits", epochs=2, batch=32, teleport_every=10, train=320, test=100),
+        Settings(dataset="digits", epochs=2, batch=32, teleport_every=5, train=128, test=64),
         8,
         1,
     ),

@@ -50,7 +50,12 @@ DATASETS: dict[Preset, tuple[str, ...]] = {
 # Depths with the greatest gain first: a sweep that is cut short has those.
 # with width, depths and number of seeds
 PRESETS: dict[Preset, tuple[Settings, int, tuple[int, ...], int]] = {
-    "smoke": (Settings(dataset="digits", epochs=8, batch=64, teleport_every=50), 48, (2, 4), 1),
+    "smoke": (
+        Settings(dataset="digits", epochs=8, batch=64, teleport_every=20, train=512),
+        48,
+        (2, 4),
+        1,
+    ),
     "cpu": (Settings(dataset="digits", epochs=60, batch=64, teleport_every=100), 128, (3, 5, 8), 2),
     "paper": (Settings(dataset="cifar10", epochs=100), 500, (3, 5, 8, 2, 4, 6, 7), 3),
 }
