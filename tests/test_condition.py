@@ -265,7 +265,7 @@ def test_of_a_large_batch_the_first_samples_are_used() -> None:
     torch.testing.assert_close(scales[1], scales[0], rtol=0, atol=0)
     assert not torch.allclose(scales[2], scales[0])
     assert len(prepare(model, x, max_samples=3).symmetry.example_inputs) == 3
-    assert len(prepare(model, x.repeat(100, 1)).symmetry.example_inputs) == 128
+    assert len(prepare(model, x.repeat(100, 1)).symmetry.example_inputs) == 256
     with pytest.raises(ValueError, match="max_samples must be at least 2"):
         condition_(model, x, max_samples=1)
 

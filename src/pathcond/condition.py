@@ -45,7 +45,7 @@ from .wrappers import unwrap
 
 logger = logging.getLogger("pathcond")
 
-MAX_SAMPLES = 128
+MAX_SAMPLES = 256
 
 # What scales in front of a norm may change the share of ε in it by: the first at which train
 # outputs keep to their tolerance.
