@@ -244,7 +244,7 @@ def test_the_loop_that_puts_weights_back_finishes_whatever_is_raised_in_it(
 
         def stepped(frame: FrameType, event: str, argument: Any, left: list[int] = left) -> Any:
             if frame.f_code.co_name != "_put_back":
-                return stepped if frame.f_code.co_filename.startswith(WATCHED) else None
+                return None
             left[0] -= event == "line"
             if not left[0]:
                 sys.settrace(None)
