@@ -76,6 +76,9 @@ class TestReads:
                 (2, 6),
                 6,
             ),
+            # Paths end at the softmax; what is read is what it returns.
+            (Calls(lambda self, x: x.softmax(-1) @ self.w, 6, 4), (2, 6), 6),
+            (Calls(lambda self, x: F.linear(x.softmax(-1), self.w), 4, 6), (2, 6), 6),
         ],
     )
     def test_how_many_products_an_output_sums_up(

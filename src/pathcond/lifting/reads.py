@@ -30,7 +30,7 @@ from ..capture.nodes import Graph, Node
 from ..distributed.sharding import is_sharded
 from ..errors import EnergyRangeError
 from ..numerics import without_repeats
-from ..rules.energies import Edges, Energies, PathSum
+from ..rules.energies import Edges, Energies, Frozen, PathSum
 from ..rules.picking import MOVES
 from ..rules.table import Rule
 from ..trees import tree_leaves, tree_map
@@ -274,8 +274,15 @@ def _count_inputs(counting: Energies, rule: Rule, operands: dict[str, Any], weig
     counted = tree_map(
         lambda a: Edges(torch.ones_like(a.power)) if isinstance(a, Edges) else a, operands
     )
-    silent = tree_map(
-        lambda a: PathSum(torch.zeros_like(a.power)) if isinstance(a, PathSum) else a, counted
-    )
+    silent = tree_map(partial(_silence, device=counting.device), counted)
     result, biases = (_energy(counting, rule, given) for given in (counted, silent))
     return max(1, round(float((result - biases).max()))) if result.numel() else 1
+
+
+def _silence(operand: Any, device: torch.device) -> Any:
+    """Zeros in place of what depends on the data, whether paths lead to it or end before it."""
+    if isinstance(operand, PathSum):
+        return PathSum(torch.zeros_like(operand.power))
+    if isinstance(operand, Frozen):
+        return PathSum(torch.zeros(operand.node.shape, dtype=torch.float64, device=device))
+    return operand
