@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -60,8 +61,9 @@ def epoch_seconds(model: nn.Module, images: Images, device: str) -> float:
     """One epoch of plain SGD; the first batches, which compile and allocate, are not timed."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model.train()
+    x, y = next(iter(DataLoader(images, batch_size=128)))
     for _ in range(2):
-        step(model, optimizer, *next(iter(DataLoader(images, batch_size=128))), device)
+        step(model, optimizer, x, y, device)
     start = time.perf_counter()
     for x, y in DataLoader(images, batch_size=128, shuffle=True):
         step(model, optimizer, x, y, device)
@@ -137,7 +139,7 @@ def growth(device: str) -> dict[str, Any]:
     }
 
 
-def slope(x: list[float], y: list[float]) -> float:
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Least-squares slope of log y over log x."""
     u, v = ([math.log(value) for value in values] for values in (x, y))
     mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +30,11 @@ from pathcond.solvers import CoordinateDescent, Exact, Solution
 
 from .measuring import format_row, median_seconds, write
 
-PAPER = {"mlp": mlp, "cifar_nv": cifar_nv, "resnet18_c": resnet18_c}
+PAPER: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "cifar_nv": cifar_nv,
+    "resnet18_c": resnet18_c,
+}
 LARGE = ("resnet50", "resnet152", "vgg16", "densenet121", "mobilenet_v3_large")
 SWEEPS = 10
 
@@ -95,8 +101,8 @@ def large(name: str, repeats: int) -> list[dict[str, Any]]:
             "parameters": int(problem.weight),
             "gradient_norm": solver.solve(problem).gradient_norm,
         }
-        row["seconds_exact"] = median_seconds(lambda p=problem: solver.solve(p), repeats)
-        row["seconds_problem"] = median_seconds(lambda s=symmetry: Problem.of(s, g), 1)
+        row["seconds_exact"] = median_seconds(partial(solver.solve, problem), repeats)
+        row["seconds_problem"] = median_seconds(partial(Problem.of, symmetry, g), 1)
         rows.append(row)
     return rows
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "seconds_capture": seconds_capture}
     for normalization in ("absorb", "full"):
         seconds = median_seconds(
-            lambda n=normalization: symmetry_of(model, walked, normalization=n), repeats
+            partial(symmetry_of, model, walked, normalization=normalization), repeats
         )
         row[f"search_over_capture_{normalization}"] = seconds / seconds_capture
     with PeakMemory(model) as memory:
