@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from torch.nn import functional as F
 
 import pathcond
 
-from .measuring import format_row, write
+from .measuring import PeakMemory, format_row, write
 
 FeedForward = Literal["gated", "relu"]
 TOKENS = (2, 128)
@@ -170,39 +169,42 @@ def describe(size: str, feed_forward: FeedForward, model: nn.Module) -> dict[str
     }
 
 
-def most_held(device: str) -> int:
-    """Bytes that this process has held at most so far: of the GPU, or resident."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+class GpuMemory:
+    """As ``PeakMemory`` counts them, the bytes that a GPU has given out."""
+
+    def __enter__(self) -> GpuMemory:
+        torch.cuda.reset_peak_memory_stats()
+        self.before = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.peak = torch.cuda.max_memory_allocated() - self.before
 
 
 def measure(size: str, feed_forward: FeedForward, device: str, dtype: str) -> dict[str, Any]:
-    """One size, in this process."""
+    """One size, in this process: its time, then once more its memory."""
     pathcond.condition_(*build("1e6", feed_forward, device, dtype))
     model, tokens = build(size, feed_forward, device, dtype)
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    before, start = most_held(device), time.perf_counter()
+    start = time.perf_counter()
     report = pathcond.condition_(model, tokens)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    size_of_model = sum(p.numel() * p.element_size() for p in model.parameters())
+    with GpuMemory() if device == "cuda" else PeakMemory(model) as memory:
+        pathcond.condition_(model, tokens)
     return {
         **describe(size, feed_forward, model),
         "device": device,
         "units": len(report.log_scales),
         "seconds": seconds,
-        "memory": (most_held(device) - before) / size_of_model,
+        "memory": memory.peak / sum(p.numel() * p.element_size() for p in model.parameters()),
         **{f"seconds_{step}": value for step, value in report.seconds.items()},
         "output_change": report.output_change_eval,
     }
 
 
 def measure_apart(**arguments: str) -> dict[str, Any]:
-    """``measure`` in a process of its own: the peak of its memory is that of the call."""
+    """``measure`` in a process of its own."""
     code = (
         "import json, sys; from benchmarks import growth; "
         "print(json.dumps(growth.measure(**json.loads(sys.argv[1]))))"
@@ -267,14 +269,17 @@ def _condition_shards(
 def search_on_meta(feed_forward: FeedForward) -> dict[str, Any]:
     """Symmetries of a model that is never allocated."""
     model, tokens = build(ON_META, feed_forward, "meta", "bfloat16")
-    before, start = most_held("cpu"), time.perf_counter()
+    start = time.perf_counter()
     symmetry = pathcond.find_symmetry(model, tokens)
+    seconds = time.perf_counter() - start
+    with PeakMemory(model) as memory:
+        pathcond.find_symmetry(model, tokens)
     return {
         **describe(ON_META, feed_forward, model),
         "device": "meta",
         "units": symmetry.num_units,
-        "seconds": time.perf_counter() - start,
-        "bytes": most_held("cpu") - before,
+        "seconds": seconds,
+        "memory": memory.peak / sum(p.numel() * p.element_size() for p in model.parameters()),
     }
 
 

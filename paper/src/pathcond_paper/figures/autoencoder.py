@@ -44,7 +44,11 @@ DATASETS: dict[Preset, tuple[str, ...]] = {
 
 # with compression factors and number of seeds
 PRESETS: dict[Preset, tuple[Settings, tuple[int, ...], int]] = {
-    "smoke": (Settings(dataset="digits", epochs=20, batch=64, teleport_every=100), (1, 4), 1),
+    "smoke": (
+        Settings(dataset="digits", epochs=20, batch=64, teleport_every=100, train=512),
+        (1, 4),
+        1,
+    ),
     "cpu": (Settings(dataset="digits", epochs=200, batch=64, teleport_every=500), (1, 2, 4), 3),
     "paper": (Settings(dataset="mnist", epochs=500, teleport_every=5000), (7, 4, 2, 1), 3),
 }
