@@ -22,11 +22,11 @@ from .criteria.criterion import PATH_KERNEL, Criterion, Measurement
 from .criteria.problem import NoEnergyError, Problem, any_positive, select_counted
 from .distributed.ranks import Ranks, is_ambiguous
 from .errors import TrainChangeError
-from .lifting.lifting import capture_sample, diag_g
+from .lifting.lifting import capture_sample, path_energy
 from .lifting.reads import measure_both, measure_reads
 from .lifting.sample import Prepared, Sample
 from .measured.layers import BalancedLayers
-from .report import DiagonalSample, Report, diagonal_sample
+from .report import DiagonalSample, Report, diagonal_sample, take_entries
 from .rescaling.optimizer_state import Optimizers
 from .rescaling.rescale import Rescaling, is_low_precision, list_copies, rescale_
 from .solvers import DEFAULT, CoordinateDescent, Pace, Solution, Solver
@@ -270,22 +270,23 @@ def condition_(
             round_to_power_of_two = is_low_precision(unwrap(model), symmetry, copies)
 
     with ranks.together(), stages("energy"):
-        g: dict[str, Tensor] = {}
+        entries: Mapping[str, Tensor] = {}
         posed = None
         if ranks.computes:
             needed = criterion.measures if solver.needs_energy else None
-            g, measured = _measure(
+            entries, measured = _measure(
                 model, prepared.sample, needed, calibrate, approximate, describe=describe
             )
             posed = _pose(symmetry, measured, solver, criterion, model)
 
+    parameters = dict(unwrap(model).named_parameters())
     boxes = Boxes(symmetry, model, ranks, solver, criterion, max_log_scale)
 
     def solve(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
         bounds = boxes.at(share)
         rounded = bool(round_to_power_of_two)
         solution = _solution(posed, solver, pace, symmetry.num_units, bounds, rounded)
-        return solution, diagonal_sample(symmetry, g, solution.log_scales) if describe else ()
+        return solution, diagonal_sample(symmetry, parameters, entries, solution.log_scales)
 
     def write(solution: Solution) -> Rescaling:
         return rescale_(
@@ -395,16 +396,18 @@ def _measure(
     approximate: bool,
     *,
     describe: bool,
-) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    """diag(G), where the report or the criterion needs it, and what the criterion is given."""
+) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """Entries of diag(G) for the report, and what the criterion is given."""
     if needed == "reads" and describe and calibrate:
-        return measure_both(model, sample, approximate=approximate)
-    g = {}
-    if describe or needed == "diagonal":
-        g = diag_g(model, sample, calibrate=calibrate, approximate=approximate)
+        return measure_both(model, sample, approximate=approximate, keep=take_entries)
+    measure = partial(path_energy, model, sample, calibrate=calibrate, approximate=approximate)
+    if needed == "diagonal":
+        g = measure().diagonal
+        return {name: take_entries(values) for name, values in g.items()} if describe else {}, g
+    entries = measure(keep=take_entries).diagonal if describe else {}
     if needed == "reads":
-        return g, measure_reads(model, sample, approximate=approximate)
-    return g, g
+        return entries, measure_reads(model, sample, approximate=approximate)
+    return entries, {}
 
 
 def _pose(

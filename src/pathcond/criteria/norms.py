@@ -85,35 +85,45 @@ class BalancedNorms(Criterion):
     def energies(
         self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None
     ) -> Mapping[str, Tensor]:
-        """|θ|^p of all weights that some unit rescales; of vectors, where no weight is on that side
-        of the unit.
-        """
-        moved = {
-            name: w.detach()
-            for name, w in unwrap(require_model(model, self)).named_parameters()
-            if name in symmetry.scalings
-        }
-        sides = {name: _ends(symmetry, name) for name in moved}
-        taken = [
-            set().union(*(sides[name][k] for name, w in moved.items() if w.dim() > 1))
-            for k in range(2)
-        ]
-        return {
-            name: power_of(weight, self.p, weight.device)
-            for name, weight in moved.items()
-            if weight.dim() > 1 or any(sides[name][k] - taken[k] for k in range(2))
-        }
+        """|θ|^p of the weights that count."""
+        weights = weights_that_count(symmetry, require_model(model, self))
+        return {name: power_of(weight, self.p, weight.device) for name, weight in weights.items()}
 
     def problem(
         self, symmetry: Symmetry, g: Mapping[str, Any], model: nn.Module | None = None
     ) -> Problem:
-        energies = self.energies(symmetry, g, model)
-        into, out = sides_of(symmetry, {name: fill_like(E, 1.0) for name, E in energies.items()})
+        weights = weights_that_count(symmetry, require_model(model, self))
+        into, out = sides_of(symmetry, {name: fill_like(w, 1.0) for name, w in weights.items()})
         return hold(
-            Problem.of(symmetry, energies, power=-self.p),
+            Problem.of(
+                symmetry,
+                weights,
+                power=-self.p,
+                transform=lambda name, weight: power_of(weight, self.p, weight.device),
+            ),
             sides=(into, out),
             held=(into > 0).double() - (out > 0).double(),
         )
+
+
+def weights_that_count(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
+    """All weights that some unit rescales; vectors only where no weight is on that side of the
+    unit.
+    """
+    moved = {
+        name: w.detach()
+        for name, w in unwrap(model).named_parameters()
+        if name in symmetry.scalings
+    }
+    sides = {name: _ends(symmetry, name) for name in moved}
+    taken = [
+        set().union(*(sides[name][k] for name, w in moved.items() if w.dim() > 1)) for k in range(2)
+    ]
+    return {
+        name: weight
+        for name, weight in moved.items()
+        if weight.dim() > 1 or any(sides[name][k] - taken[k] for k in range(2))
+    }
 
 
 def _ends(symmetry: Symmetry, name: str) -> tuple[set[int], set[int]]:

@@ -36,7 +36,7 @@ True
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -53,6 +53,9 @@ from ..symmetry.symmetry import ClassMatrix, Symmetry
 class NoEnergyError(ValueError):
     """No parameter that counts has an energy: there is nothing to share out."""
 
+
+# What is given for a parameter, by its name -> its energies, all of the same shape.
+Transform = Callable[[str, Tensor], Tensor]
 
 # entries of all blocks up to which a problem is solved on the CPU: there are too few to keep a GPU
 # busy
@@ -129,6 +132,7 @@ class Problem:
         *,
         weights: Mapping[str, Tensor | float] | None = None,
         power: float = 2.0,
+        transform: Transform = lambda name, values: values,
     ) -> Problem:
         """Collapse energies over the classes of a Symmetry.
 
@@ -141,6 +145,8 @@ class Problem:
             weights: w of every entry, or one for all entries of a parameter; 1 by default. Entries
                 without energy have none.
             power: θ exp(s) has the energy E exp(−power · s).
+            transform: Makes the energies of a parameter of what is given for it, when they are
+                summed up: those of all parameters need not be in memory at a time.
 
         Raises:
             NoEnergyError: No energy is positive.
@@ -149,12 +155,12 @@ class Problem:
         """
         g = select_counted(symmetry, energies)
         ranks = ranks_of(g)
-        total, least = _check_total(g, ranks)
+        total, least = _check_total(g, ranks, transform)
         sums = _Sums(total)
         for name, whole in g.items():
-            values = local(whole)
-            if ranks.sharded and not (counts_here(whole, ranks.rank) and values.numel()):
+            if ranks.sharded and not (counts_here(whole, ranks.rank) and local(whole).numel()):
                 continue
+            values = transform(name, local(whole))
             own_weights = _weights(name, values, weights, all_positive=least[name] > 0)
             if name in symmetry.scalings:
                 sums.add(_class_pairs(symmetry.scalings[name], whole), values, own_weights)
@@ -532,19 +538,22 @@ def fill_like(values: Tensor, number: float) -> Tensor:
     return torch.full((), number, dtype=torch.float64, device=values.device).expand(values.shape)
 
 
-def _check_total(g: Mapping[str, Tensor], ranks: Ranks) -> tuple[float, dict[str, float]]:
+def _check_total(
+    g: Mapping[str, Tensor], ranks: Ranks, transform: Transform
+) -> tuple[float, dict[str, float]]:
     """The sum of all energies, and the least that this process holds of each parameter."""
     held = {
-        name: local(values).double()
-        for name, values in g.items()
-        if not ranks.sharded or counts_here(values, ranks.rank)
+        name: local(whole)
+        for name, whole in g.items()
+        if not ranks.sharded or counts_here(whole, ranks.rank)
     }
-    device = next((values.device for values in held.values()), torch.device("cpu"))
-    found = {
-        name: torch.stack([values.sum(), values.min()])
-        for name, values in held.items()
-        if values.numel()
-    }
+    device = next((here.device for here in held.values()), torch.device("cpu"))
+
+    def sum_and_least(name: str) -> Tensor:
+        values = transform(name, held[name])
+        return torch.stack([values.sum(dtype=torch.float64), values.min().double()])
+
+    found = {name: sum_and_least(name) for name, here in held.items() if here.numel()}
     sums = torch.zeros(1, 2, dtype=torch.float64, device=device)
     if found:
         sums = torch.stack(list(found.values()))

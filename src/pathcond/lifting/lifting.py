@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ from ..capture.nodes import Graph, Node
 from ..capture.outputs import require_fitting_types, split_samples
 from ..capture.usable import require_usable, unusable_weights
 from ..distributed.ranks import Ranks
-from ..distributed.sharding import gather, is_sharded, local, shard_like
+from ..distributed.sharding import gather, local, shard_like
 from ..errors import EnergyRangeError, UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
 from ..opaque.around import Child, capture_around, children_on, names_inside, relocate
@@ -60,6 +60,8 @@ TINY = torch.finfo(torch.float64).tiny
 TRANSFORMS = ("_add_batch_dim", "_remove_batch_dim")
 
 
+# Takes the gradient of a parameter, by name.
+Deliver = Callable[[str, Tensor], None]
 # Where gradients of parameters arrive, by name -> the walk.
 MakeWalk = Callable[[dict[str, Tensor]], Callable[..., EnergyPass]]
 
@@ -258,6 +260,7 @@ def path_energy(
     calibrate: bool = True,
     approximate: bool = False,
     diagonal: bool = True,
+    keep: Callable[[Tensor], Tensor] = lambda g: g,
     walk: MakeWalk = lambda received: EnergyPass,
 ) -> PathEnergy:
     """‖Φ‖_p^p and its gradient with respect to |θ|^p, by one forward and one backward pass.
@@ -267,13 +270,15 @@ def path_energy(
         sample: From ``capture_sample``.
         p, calibrate, approximate: As in ``path_norm``.
         diagonal: Whether to compute the gradient.
+        keep: What to keep of the gradient of a parameter; a few entries, where all of them together
+            would take more memory than the model. Of several graphs, what is kept is summed up.
         walk: Makes the walk itself, given where gradients arrive; another one than ``EnergyPass``
             may see what passes by, all of whose values are then computed.
     """
     energies = []
     for part in sample.all:
         lifting = Lifting(unwrap(model), part, calibrate=calibrate, approximate=approximate)
-        energies.append(_energy_of(lifting, p, diagonal, walk))
+        energies.append(_energy_of(lifting, p, diagonal, keep, walk))
     total: dict[str, Tensor] = {}
     for energy in energies:
         for name, g in energy.diagonal.items():
@@ -281,16 +286,33 @@ def path_energy(
     return PathEnergy(norm=sum(energy.norm for energy in energies), diagonal=total)
 
 
-def _energy_of(lifting: Lifting, p: float, diagonal: bool, walk: MakeWalk) -> PathEnergy:
+def _energy_of(
+    lifting: Lifting,
+    p: float,
+    diagonal: bool,
+    keep: Callable[[Tensor], Tensor],
+    walk: MakeWalk,
+) -> PathEnergy:
     """The energy of the paths of one graph."""
-    received: dict[str, Tensor] = {}
-    kind = walk(received)
+    read: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
+    missing: dict[str, Tensor] = {}
+    walking = True
+
+    def deliver(name: str, g: Tensor) -> None:
+        if walking:  # what the walk itself asked for
+            read[name] = g
+        else:
+            missing[name], kept[name] = local(g) < TINY, keep(g)
+
+    kind = walk(read)
     lifted = lifting.run(
         p=p,
-        received=received if diagonal else None,
+        deliver=deliver if diagonal else None,
         kind=kind,
         measure_all=kind is not EnergyPass,
     )
+    walking = False
     norm = float(lifted.total.detach())
     if not math.isfinite(norm):
         lifting.explain_overflow(p)
@@ -305,13 +327,12 @@ def _energy_of(lifting: Lifting, p: float, diagonal: bool, walk: MakeWalk) -> Pa
         return PathEnergy(norm=norm, diagonal={})
     if lifted.total.requires_grad:
         lifted.total.backward()
-    lifting.refuse_out_of_range(received)
+    lifting.refuse_out_of_range(missing)
     for name, parameter in lifting.trainable.items():
-        if name not in received:
-            received[name] = shard_like(
-                torch.zeros(parameter.shape, dtype=torch.float64, device=lifting.device), parameter
-            )
-    return PathEnergy(norm=norm, diagonal={name: received[name] for name in lifting.trainable})
+        if name not in kept:
+            zeros = torch.zeros(parameter.shape, dtype=torch.float64, device=lifting.device)
+            kept[name] = keep(shard_like(zeros, parameter))
+    return PathEnergy(norm=norm, diagonal={name: kept[name] for name in lifting.trainable})
 
 
 def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
@@ -326,7 +347,7 @@ def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
     for part in sample.all:
         lifting = Lifting(unwrap(model), part, calibrate=False, approximate=True)
         received: dict[str, Tensor] = {}
-        lifted = lifting.run(p=0, received=received, count=True, support=True)
+        lifted = lifting.run(p=0, deliver=received.__setitem__, count=True, support=True)
         if lifted.total.requires_grad:
             lifted.total.backward()
         on = {name for name, g in received.items() if bool(g.any())}
@@ -396,7 +417,7 @@ class Lifting:
         self,
         *,
         p: float,
-        received: dict[str, Tensor] | None = None,
+        deliver: Deliver | None = None,
         support: bool = False,
         count: bool = False,
         watch: Callable[[Node, PathSum], None] = lambda node, paths: None,
@@ -407,7 +428,7 @@ class Lifting:
 
         Args:
             p: Exponent.
-            received: Takes the gradients on the way back; None for no gradients.
+            deliver: Takes the gradients on the way back; None for no gradients.
             support: Rescale every energy to maximum 1, to see only which ones are zero.
             count: Every parameter counts as 1, whatever its value.
             watch: Sees every energy.
@@ -425,19 +446,20 @@ class Lifting:
 
         def edges(name: str) -> Tensor:
             theta, edge = self.parameters[name], power(name)
-            if is_sharded(theta):
-                regathered.keep(name, edge)
-            if received is None or not theta.requires_grad:
+            if deliver is None:
                 return edge
-            return _Edge.apply(self.anchor, edge, lambda gradient: deliver(name, gradient))
+            recomputed.keep(name, edge)
+            if not theta.requires_grad:
+                return edge
+            return _Edge.apply(self.anchor, edge, lambda gradient: arrive(name, gradient))
 
-        def deliver(name: str, gradient: Tensor) -> None:
-            assert received is not None
+        def arrive(name: str, gradient: Tensor) -> None:
+            assert deliver is not None
             if gradient.numel():
                 self.ranges[name] = torch.stack(torch.aminmax(gradient))
-            received[name] = shard_like(_dense(gradient), self.parameters[name])
+            deliver(name, shard_like(_dense(gradient), self.parameters[name]))
 
-        regathered = _Regathered(power)
+        recomputed = _Recomputed(power)
         calibrate = self.calibrate and not count
 
         def make(measure_all: bool) -> EnergyPass:
@@ -455,7 +477,7 @@ class Lifting:
                 batch,
                 Energies(batch, p, self.approximate, calibrate, self.device),
                 edges,
-                release=regathered.forget,
+                release=recomputed.forget,
                 watch=watch,
                 normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
             )
@@ -464,10 +486,10 @@ class Lifting:
             stack.enter_context(uninterrupted())
             stack.enter_context(isolated(self.model, training=False))
             stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.set_grad_enabled(received is not None))
-            if self.ranks.sharded:
+            stack.enter_context(torch.set_grad_enabled(deliver is not None))
+            if deliver is not None:
                 stack.enter_context(
-                    torch.autograd.graph.saved_tensors_hooks(regathered.pack, regathered.unpack)
+                    torch.autograd.graph.saved_tensors_hooks(recomputed.pack, recomputed.unpack)
                 )
             stack.enter_context(interruptible())
             try:
@@ -495,13 +517,16 @@ class Lifting:
             "The path energy of the whole network overflows float64: its weights are too large."
         )
 
-    def refuse_out_of_range(self, received: dict[str, Tensor]) -> None:
+    def refuse_out_of_range(self, missing: Mapping[str, Tensor]) -> None:
         """Refuse a diagonal that is not finite, or zero although a path of nonzero weights leads
         through the parameter.
+
+        Args:
+            missing: Where it is zero, of what this process holds of each parameter.
         """
         # All at once: every look at a value waits for the device.
         ranges = torch.stack(list(self.ranges.values())).tolist() if self.ranges else []
-        small = []
+        small = set()
         for (low, high), name in zip(ranges, self.ranges, strict=True):
             if not math.isfinite(high):
                 raise EnergyRangeError(
@@ -509,23 +534,28 @@ class Lifting:
                     "front of it or behind it are too "
                     "large. Initialise those layers at a usual scale."
                 )
-            small += [name] if low < TINY else []
+            small |= {name} if low < TINY else set()
         if not small:
             return
-        support: dict[str, Tensor] = {}
-        self.run(p=0, received=support, support=True).total.backward()
-        for name in small:
-            if bool(((local(support[name]) > 0) & (local(received[name]) < TINY)).any()):
-                raise EnergyRangeError(
-                    f"The diagonal of G underflows float64 at parameter {name}: the weights in "
-                    "front of it or behind it are too "
-                    "small. Initialise those layers at a usual scale."
-                )
+
+        vanished: list[str] = []
+
+        def compare(name: str, support: Tensor) -> None:
+            if name in small and bool((missing[name] & (local(support) > 0)).any()):
+                vanished.append(name)
+
+        self.run(p=0, deliver=compare, support=True).total.backward()
+        if vanished:
+            raise EnergyRangeError(
+                f"The diagonal of G underflows float64 at parameter {vanished[0]}: the weights "
+                "in front of it or behind it are too "
+                "small. Initialise those layers at a usual scale."
+            )
 
 
-class _Regathered:
-    """Keeps powers of sharded parameters out of what autograd saves: they are gathered anew in the
-    backward pass.
+class _Recomputed:
+    """Keeps powers of parameters, which take more memory than the model, out of what autograd
+    saves: they are computed anew in the backward pass, from all shards of a sharded parameter.
 
     A power is recognised by its memory, from the moment it is made until the last node that reads
     it has run.

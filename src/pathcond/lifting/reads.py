@@ -73,16 +73,22 @@ def measure_reads(
     for part in sample.all:
         received: dict[str, Tensor] = {}
         lifting = Lifting(unwrap(model), part, calibrate=True, approximate=approximate)
-        lifting.run(p=2, received=received, kind=reader.walk(received), measure_all=True)
+        lifting.run(p=2, deliver=received.__setitem__, kind=reader.walk(received), measure_all=True)
     return reader.collect(sample)
 
 
 def measure_both(
-    model: nn.Module, sample: Sample, *, approximate: bool = False
+    model: nn.Module,
+    sample: Sample,
+    *,
+    approximate: bool = False,
+    keep: Callable[[Tensor], Tensor] = lambda g: g,
 ) -> tuple[dict[str, Tensor], dict[str, Reads]]:
-    """``diag_g`` and ``measure_reads``, with the values of the batch computed once for both."""
+    """``diag_g``, or what is kept of it, and ``measure_reads``, with the values of the batch
+    computed once for both.
+    """
     reader = Reader()
-    energy = path_energy(model, sample, approximate=approximate, walk=reader.walk)
+    energy = path_energy(model, sample, approximate=approximate, keep=keep, walk=reader.walk)
     return energy.diagonal, reader.collect(sample)
 
 

@@ -33,17 +33,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..criteria.criterion import Criterion, Measurement
-from ..criteria.norms import BalancedNorms, hold
-from ..criteria.problem import Problem, any_positive, fill_like, sides_of
+from ..criteria.criterion import Criterion, Measurement, require_model
+from ..criteria.norms import hold, weights_that_count
+from ..criteria.problem import Problem, Transform, any_positive, fill_like, sides_of
 from ..distributed.sharding import gather, is_sharded, shard_like
 from ..lifting.reads import Reads
 from ..numerics import without_repeats
+from ..rules.energies import power_of
 from ..rules.labels import FIXED
 from ..solvers.balance import find_balance
 from ..symmetry.symmetry import Symmetry
 
-NORMS = BalancedNorms()
 FARTHEST = 6.0  # of |d|: sizes of activations count up to a factor of e⁶
 STEPS, PRECISION = 200, 1e-26  # of conjugate gradients; the latter of the squared residual
 
@@ -79,10 +79,12 @@ class BalancedLayers(Criterion):
         self, symmetry: Symmetry, g: Mapping[str, Reads], model: nn.Module | None
     ) -> dict[str, Tensor]:
         """c θ² of all weights that some unit rescales."""
-        counted = _count_outputs(symmetry, g, model)
+        weights = weights_that_count(symmetry, require_model(model, self))
+        energy = _by_outputs(symmetry, g)
+        counted = {name: energy(name, weight) for name, weight in weights.items()}
         if not any_positive(counted):
             return counted
-        moved = symmetry.factors(self._moved(symmetry, g, _Layers.of(symmetry, counted, g)))
+        moved = symmetry.factors(self._moved(symmetry, g, _Layers.of(symmetry, weights, g)))
         return {
             name: values * shard_like(moved[name].to(values.device) ** -2, values)
             for name, values in counted.items()
@@ -91,7 +93,7 @@ class BalancedLayers(Criterion):
     def problem(
         self, symmetry: Symmetry, g: Mapping[str, Reads], model: nn.Module | None = None
     ) -> Problem:
-        layers = _Layers.of(symmetry, _count_outputs(symmetry, g, model), g)
+        layers = _Layers.of(symmetry, weights_that_count(symmetry, require_model(model, self)), g)
         return layers.problem(self._moved(symmetry, g, layers), self.front)
 
     def _moved(self, symmetry: Symmetry, g: Mapping[str, Reads], layers: _Layers) -> Tensor:
@@ -102,14 +104,13 @@ class BalancedLayers(Criterion):
         return self.share * even_activations(symmetry, g, balance)
 
 
-def _count_outputs(
-    symmetry: Symmetry, reads: Mapping[str, Reads], model: nn.Module | None
-) -> dict[str, Tensor]:
-    """n θ² of all weights that some unit rescales: their energies for a share of 0."""
-    return {
-        name: values.mul_(_outputs(symmetry, name, reads))
-        for name, values in NORMS.energies(symmetry, {}, model).items()
-    }
+def _by_outputs(symmetry: Symmetry, reads: Mapping[str, Reads]) -> Transform:
+    """Makes n θ² of a weight: its energy for a share of 0."""
+
+    def energy(name: str, weight: Tensor) -> Tensor:
+        return power_of(weight, 2, weight.device).mul_(_outputs(symmetry, name, reads))
+
+    return energy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,23 +133,24 @@ class _Layers:
 
     @classmethod
     def of(
-        cls, symmetry: Symmetry, counted: Mapping[str, Tensor], reads: Mapping[str, Reads]
+        cls, symmetry: Symmetry, weights: Mapping[str, Tensor], reads: Mapping[str, Reads]
     ) -> _Layers:
-        norms = Problem.of(symmetry, counted, power=-2)
+        norms = Problem.of(symmetry, weights, power=-2, transform=_by_outputs(symmetry, reads))
         sides = sides_of(
-            symmetry, {name: fill_like(values, 1.0) for name, values in counted.items()}
+            symmetry, {name: fill_like(weight, 1.0) for name, weight in weights.items()}
         )
         if not bool(((sides[0] > 0) ^ (sides[1] > 0)).any()):
             return cls(norms=norms, sides=sides, outputs=None, entries=sides)
-        there = {name: _where_nonzero(values, 1.0) for name, values in counted.items()}
-        n = {
-            name: _where_nonzero(values, _outputs(symmetry, name, reads))
-            for name, values in counted.items()
-        }
+        there = {name: _where_nonzero(weight) for name, weight in weights.items()}
+
+        def outputs(name: str, ones: Tensor) -> Tensor:
+            count = without_repeats(ones).double() * _outputs(symmetry, name, reads)
+            return count.expand(ones.shape)
+
         return cls(
             norms=norms,
             sides=sides,
-            outputs=Problem.of(symmetry, n, power=-2),
+            outputs=Problem.of(symmetry, there, power=-2, transform=outputs),
             entries=sides_of(symmetry, there),
         )
 
@@ -179,12 +181,12 @@ class _Layers:
         return into - out
 
 
-def _where_nonzero(values: Tensor, number: float) -> Tensor:
-    """One number where energies are not zero, else 0."""
+def _where_nonzero(weight: Tensor) -> Tensor:
+    """1 where a weight is not zero, else 0."""
     # Processes may differ in what they find in their parts.
-    if not is_sharded(values) and bool(values.all()):
-        return fill_like(values, number)
-    return (values > 0).double() * number
+    if not is_sharded(weight) and bool(weight.all()):
+        return fill_like(weight, 1.0)
+    return weight != 0
 
 
 def even_activations(symmetry: Symmetry, reads: Mapping[str, Reads], start: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 scripts.
 """
 
-from .diagonal import DiagonalSample, diagonal_sample
+from .diagonal import DiagonalSample, diagonal_sample, take_entries
 from .report import Report
 
-__all__ = ["DiagonalSample", "Report", "diagonal_sample"]
+__all__ = ["DiagonalSample", "Report", "diagonal_sample", "take_entries"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,40 +32,45 @@ class DiagonalSample:
     after: Tensor
 
 
+def take_entries(g: Tensor) -> Tensor:
+    """The entries that are sampled, of what this process holds of a parameter's diagonal; (n,)."""
+    here = local(g).flatten()
+    return here[:: _stride(here.numel())].clone()
+
+
+def _stride(count: int) -> int:
+    return count // SAMPLES | 1
+
+
 def diagonal_sample(
-    symmetry: Symmetry, g: dict[str, Tensor], log_scales: Tensor
+    symmetry: Symmetry,
+    parameters: Mapping[str, Tensor],
+    entries: Mapping[str, Tensor],
+    log_scales: Tensor,
 ) -> tuple[DiagonalSample, ...]:
-    """Sample g and g' = g exp(−2Kt) of every trainable parameter, or of what this process holds of
-    it.
+    """What was sampled of g, and the same of g' = g exp(−2Kt).
 
     Args:
-        symmetry, g: Of the model before.
+        symmetry, parameters: Of the model.
+        entries: From ``take_entries``, by name of the parameter.
         log_scales: t, (num_units,).
     """
     t = symmetry.class_log_scales(log_scales)
-    held = {name: local(values) for name, values in g.items()}
-    places = {
-        name: torch.arange(0, values.numel(), values.numel() // SAMPLES | 1)
-        for name, values in held.items()
-    }
-    taken = (
-        torch.cat(
-            [values.flatten()[:: values.numel() // SAMPLES | 1] for values in held.values()]
-        ).cpu()
-        if g
-        else torch.empty(0)
-    )
+    # one look at the device for all
+    taken = torch.cat(list(entries.values())).cpu() if entries else torch.empty(0)
     samples = []
-    for (name, at), values in zip(
-        places.items(), taken.split([len(at) for at in places.values()]), strict=True
+    for name, values in zip(
+        entries, taken.split([len(part) for part in entries.values()]), strict=True
     ):
-        shape = tuple(held[name].shape)
+        parameter = parameters[name]
+        shape = tuple(local(parameter).shape)
+        at = torch.arange(0, math.prod(shape), _stride(math.prod(shape)))
         moves = torch.zeros(len(at), dtype=torch.float64)
         scaling = symmetry.scalings.get(name)
         if scaling is not None and len(at):
             index = torch.unravel_index(at, shape or (1,))
             plus, minus = (
-                cut(ids, g[name]).expand(shape or (1,))[index].long()
+                cut(ids, parameter).expand(shape or (1,))[index].long()
                 for ids in (scaling.plus, scaling.minus)
             )
             moves = t[plus] - t[minus]
@@ -73,7 +80,7 @@ def diagonal_sample(
         zeros = 1 - int(positive.sum()) / max(len(at), 1)
         samples.append(
             DiagonalSample(
-                name=name, count=g[name].numel(), zeros=zeros, before=before, after=after
+                name=name, count=parameter.numel(), zeros=zeros, before=before, after=after
             )
         )
     return tuple(samples)

@@ -83,15 +83,17 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     weights = _weights(symmetry, model)
     if not symmetry.num_units or not any_positive(weights):
         return nowhere, nowhere.bool()
-    squares = {
-        name: weight.double().square() / max(weight.numel(), 1) for name, weight in weights.items()
-    }
     shares = {name: fill_like(w, 1 / max(w.numel(), 1)) for name, w in weights.items()}
     sides = sides_of(symmetry, shares)
     into, out = _count_sides(symmetry, weights)
     # One entry in n of such a unit has the mean square 1/n: the norm of its weights is 1.
     held = (sides[0] - sides[1]) / (into - out).abs().clamp(min=1.0)
-    problem = Problem.of(symmetry, squares, power=-2)
+    problem = Problem.of(
+        symmetry,
+        weights,
+        power=-2,
+        transform=lambda name, w: w.double().square() / max(weights[name].numel(), 1),
+    )
     centre, known = find_balance(hold(problem, sides=sides, held=held))
     return torch.where(known, centre, 0.0), known
 
