@@ -1,25 +1,19 @@
-"""Cost of a whole ``condition_`` beside one training epoch, and how it grows with the number of
-parameters.
+"""Cost of a whole ``condition_`` beside one training epoch.
 
-    python -m benchmarks.conditioning [--device cuda] [--images 50000] [--out
-    benchmarks/conditioning.json]
+    python -m benchmarks.conditioning [--device cuda] [--images 50000] [--out FILE]
 
 The epoch is SGD on as many images of CIFAR-10's size as asked for, through a plain ``DataLoader``
 (batches of 128, shuffled, no worker processes) whose dataset turns one uint8 image at a time into a
 normalised float tensor. ``condition_`` runs on the first batch: ``captured`` on a model whose graph
 and symmetry are known already (as in training, where they are found once), ``whole`` with both
 captures. The first call of a process also pays for importing the tracer, so it is called once
-before on another network. Memory is the peak beyond the model, in multiples of the parameters' own
-bytes.
+before on another network.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,20 +21,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from pathcond import PathKernel, Report, condition_
+from pathcond import Report, condition_
 from pathcond.condition import prepare
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 
-from .measuring import PeakMemory, format_row, write
-
-condition_by_paths = partial(condition_, criterion=PathKernel(), normalization="absorb")
+from .measuring import format_row, write
 
 ARCHITECTURES = {
     "mlp": lambda: mlp(batch_norm=True),
     "cifar_nv": cifar_nv,
     "resnet18_c": resnet18_c,
 }
-WIDTHS = (128, 256, 512, 1024, 2048)
 
 
 class Images(Dataset):
@@ -90,16 +81,16 @@ def measure(name: str, images: Images, device: str) -> dict[str, Any]:
         "images": len(images),
         "seconds_epoch": seconds_epoch,
     }
-    whole = best_of([condition_by_paths(ARCHITECTURES[name]().to(device), batch) for _ in range(3)])
+    whole = best_of([condition_(ARCHITECTURES[name]().to(device), batch) for _ in range(3)])
     model = ARCHITECTURES[name]().to(device)
     prepared, weights = (
-        prepare(model, batch, normalization="absorb"),
+        prepare(model, batch),
         {name: value.clone() for name, value in model.state_dict().items()},
     )
     reports = []
     for _ in range(5):
         model.load_state_dict(weights)
-        reports.append(condition_by_paths(model, prepared))
+        reports.append(condition_(model, prepared))
     warm = best_of(reports)
     for key, seconds in (("captured", warm), ("whole", whole)):
         row |= {
@@ -114,40 +105,6 @@ def best_of(reports: list[Report]) -> dict[str, float]:
     return min((report.seconds for report in reports), key=lambda seconds: sum(seconds.values()))
 
 
-def growth(device: str) -> dict[str, Any]:
-    """Slopes of log(seconds) and log(peak memory) over log(parameters) for MLPs of growing width,
-    batch of 8.
-    """
-    sizes, seconds, peaks = [], [], []
-    for width in WIDTHS:
-        torch.manual_seed(0)
-        model, x = (
-            mlp((width,) * 4, inputs=3072).to(device),
-            torch.randn(8, 3, 32, 32, device=device),
-        )
-        sizes.append(sum(p.numel() for p in model.parameters()))
-        seconds.append(min(sum(condition_by_paths(model, x).seconds.values()) for _ in range(3)))
-        with PeakMemory(model) as memory:
-            condition_by_paths(model, x)
-        peaks.append(memory.peak)
-    return {
-        "parameters": sizes,
-        "seconds": seconds,
-        "peak_over_parameters": [p / (4 * n) for p, n in zip(peaks, sizes, strict=True)],
-        "exponent_seconds": slope(sizes[-3:], seconds[-3:]),
-        "exponent_memory": slope(sizes, peaks),
-    }
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Least-squares slope of log y over log x."""
-    u, v = ([math.log(value) for value in values] for values in (x, y))
-    mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)
-    return sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / sum(
-        (a - mean_u) ** 2 for a in u
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -157,18 +114,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(ARCHITECTURES))
     parser.add_argument("--out", default="benchmarks/conditioning.json")
     options = parser.parse_args()
-    condition_by_paths(
-        mlp((16,), inputs=8).to(options.device), torch.randn(4, 8, device=options.device)
-    )
+    condition_(mlp((16,), inputs=8).to(options.device), torch.randn(4, 8, device=options.device))
     images, rows = Images(options.images), []
     for name in options.models:
         rows.append(measure(name, images, options.device))
         print(format_row(rows[-1]), flush=True)
-    grown = growth(options.device)
-    print(
-        format_row({key: grown[key] for key in ("exponent_seconds", "exponent_memory")}), flush=True
-    )
-    write(options.out, rows, growth=grown)
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

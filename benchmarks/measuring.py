@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -81,7 +82,9 @@ def format_row(row: dict[str, Any]) -> str:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, with "+changes" where files differ from it; empty without git."""
+    """The commit of a checkout, with "+changes" where files differ from it; of a copy without its
+    history, what $PATHCOND_COMMIT says.
+    """
     try:
         told = subprocess.run(
             ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=+changes"],
@@ -90,7 +93,7 @@ def commit_of(checkout: Path) -> str:
             text=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return os.environ.get("PATHCOND_COMMIT", "")
     return told.stdout.strip()
 
 
