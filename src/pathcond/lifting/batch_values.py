@@ -66,8 +66,11 @@ class BatchValues:
             if node in self.plan.tracked:
                 at = self.plan.input_positions[node]
                 written = node in self.plan.written
-                self.values[node] = Samples(
-                    [as_double(sample[at], self.device, written) for sample in self.inputs]
+                given = Samples([sample[at] for sample in self.inputs])
+                self.values[node] = (
+                    Samples.of_joined(as_double(given.join(), self.device, written), given.count)
+                    if given.shape is not None
+                    else Samples([as_double(v, self.device, written) for v in given.values])
                 )
             return None
         value = self.buffers.get(node.name, node.value) if node.op == "buffer" else node.value
@@ -99,11 +102,7 @@ class BatchValues:
             one = torch.ones((), dtype=torch.float64, device=self.device)
             return one * 0, one - node.bound["eps"]
         real = self.of(node.bound["input"])
-        x = (
-            (real.joined if real.joined is not None else torch.cat(real.values))
-            if isinstance(real, Samples)
-            else real
-        )
+        x = real.join() if isinstance(real, Samples) else real
         if x.numel() == x.shape[1]:
             raise UnsupportedModelError(
                 f"The statistics of {node.where} cannot be measured on a single value per "

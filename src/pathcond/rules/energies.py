@@ -110,6 +110,7 @@ class _Freeze:
 
 
 FREEZE = _Freeze()
+AT_A_TIME = 2**22  # entries of several samples that are raised to a power together
 
 
 class Batch(Protocol):
@@ -233,7 +234,7 @@ class Energies:
         ):
             return torch.ones((), dtype=torch.float64, device=self.device)
         operands = [self._real(name) for name in names]
-        samples = max((len(o.values) for o in operands if isinstance(o, Samples)), default=1)
+        samples = max((o.count for o in operands if isinstance(o, Samples)), default=1)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for i in range(samples):
             value = function(*[o.values[i] if isinstance(o, Samples) else o for o in operands])
@@ -249,7 +250,7 @@ class Energies:
         samples = [leaf for leaf in tree_leaves(operands) if isinstance(leaf, Samples)]
         if not samples:
             return function(*operands)
-        count = len(samples[0].values)
+        count = samples[0].count
         total = function(*_of_sample(operands, 0))
         for i in range(1, count):
             total = total + function(*_of_sample(operands, i))
@@ -345,8 +346,14 @@ class Energies:
         if not self.calibrate:
             return torch.ones(node.shape, dtype=torch.float64, device=self.device)
         real = self.real_of(node)
-        values = real.values if isinstance(real, Samples) else [real]
         total = torch.zeros(node.shape, dtype=torch.float64, device=self.device)
+        if isinstance(real, Samples) and real.joined is not None:
+            # several at a time, but not all: powers of a large batch would take as much memory
+            size = max(1, AT_A_TIME // max(total.numel(), 1))
+            for values in real.stack().split(size):
+                total += self.power(_selectable(values) if added else values).sum(0)
+            return total / real.count
+        values = real.values if isinstance(real, Samples) else [real]
         for value in values:
             total += self.power(_selectable(value) if added else value)
         return total / len(values)

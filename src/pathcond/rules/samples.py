@@ -8,7 +8,7 @@ one call serves them all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,24 +34,50 @@ ROWWISE: dict[str, int | None] = {
 }
 ROW_BY_ROW = ("add", "sub", "mul")  # of two operands
 MAY_RETURN_THEIR_INPUT = ("dropout", "contiguous")
+RESHAPES = ("view", "reshape", "flatten", "unflatten")
 
 
-@dataclass(frozen=True)
 class Samples:
     """The values of one node.
 
     Attributes:
+        count: How many samples there are.
+        joined: The memory of all of them, joined along the first axis, where they are tensors of
+            one shape; None where they were computed apart.
         values: One per sample.
-        joined: The memory of all of them, joined along the first axis; None where they were
-            computed apart.
     """
 
-    values: list[Any]
-    joined: Tensor | None = None
+    def __init__(self, values: list[Any]) -> None:
+        self.count = len(values)
+        self.joined: Tensor | None = None
+        self.values = values
 
     @classmethod
-    def of_joined(cls, joined: Tensor, sizes: list[int]) -> Samples:
-        return cls(list(joined.split(sizes)), joined)
+    def of_joined(cls, joined: Tensor, count: int) -> Samples:
+        samples = cls.__new__(cls)
+        samples.count, samples.joined = count, joined
+        return samples
+
+    @cached_property
+    def values(self) -> list[Any]:  # only where one asks: every view of a sample takes its time
+        return list(self.stack().unbind())
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """Of each of them; None where they are no tensors with a first axis, or differ."""
+        if self.joined is not None:
+            return torch.Size([len(self.joined) // self.count, *self.joined.shape[1:]])
+        shapes = {v.shape if isinstance(v, Tensor) and v.dim() else None for v in self.values}
+        return shapes.pop() if len(shapes) == 1 else None
+
+    def stack(self) -> Tensor:
+        """The memory of all of them, which is joined, with an axis for the samples in front."""
+        assert self.joined is not None
+        return self.joined.unflatten(0, (self.count, len(self.joined) // self.count))
+
+    def join(self) -> Tensor:
+        """All of them, joined along the first axis."""
+        return self.joined if self.joined is not None else torch.cat(self.values)
 
 
 def at_once(
@@ -63,41 +89,46 @@ def at_once(
     op = node.op.removesuffix("_")
     given = [a for a in tree_leaves(arguments) if isinstance(a, Samples)]
     first = next(iter(arguments.values()))
+    if isinstance(first, Samples) and op in RESHAPES:
+        return _reshaped(node, first)
     if op not in ROWWISE or not isinstance(first, Samples) or not _alike(given):
         return None
     if len(given) > 1 and op not in ROW_BY_ROW:  # a weight that differs from sample to sample
         return None
-    x = first.values[0]
-    if ROWWISE[op] not in (None, x.dim()) or x.dim() < 2 or _broadcasts(arguments, x):
+    shape = first.shape
+    if shape is None or ROWWISE[op] not in (None, len(shape)) or len(shape) < 2:
+        return None
+    if _broadcasts(arguments, shape):
         return None
     writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
     # the memory of a joined copy would not be theirs
     if (writes or op in MAY_RETURN_THEIR_INPUT) and first.joined is None:
         return None
-    result = call(tree_map(_join, arguments))
-    return Samples.of_joined(result, [len(value) for value in first.values])
+    result = call(tree_map(lambda a: a.join() if isinstance(a, Samples) else a, arguments))
+    return Samples.of_joined(result, first.count)
 
 
-def _join(a: Any) -> Any:
-    if not isinstance(a, Samples):
-        return a
-    return a.joined if a.joined is not None else torch.cat(a.values)
+def _reshaped(node: Node, first: Samples) -> Samples | None:
+    """Other axes behind the first: row by row, and in the same memory as one by one."""
+    joined, shape = first.joined, first.shape
+    if joined is None or not joined.is_contiguous() or not isinstance(node.shape, tuple):
+        return None
+    if not shape or not node.shape or shape[0] != node.shape[0]:
+        return None
+    return Samples.of_joined(joined.view(len(joined), *node.shape[1:]), first.count)
 
 
 def _alike(given: list[Samples]) -> bool:
     """All samples of all operands are tensors of one shape."""
-    values = [value for samples in given for value in samples.values]
-    return (
-        all(isinstance(v, Tensor) and v.dim() > 0 and v.shape == values[0].shape for v in values)
-        and len(values) > 0
-    )
+    shapes = {samples.shape for samples in given}
+    return len(shapes) == 1 and None not in shapes
 
 
-def _broadcasts(arguments: dict[str, Any], x: Tensor) -> bool:
+def _broadcasts(arguments: dict[str, Any], shape: torch.Size) -> bool:
     """Whether a second operand that is the same for all samples has rows of its own along the first
     axis.
     """
     other = arguments.get("other")
     return isinstance(other, Tensor) and (
-        other.dim() > x.dim() or (other.dim() == x.dim() and len(other) != 1)
+        other.dim() > len(shape) or (other.dim() == len(shape) and len(other) != 1)
     )
