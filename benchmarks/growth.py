@@ -304,6 +304,7 @@ def main() -> None:
     def tell(row: dict[str, Any]) -> None:
         print(format_row(row), flush=True)
         rows.append(row)
+        write(options.out, rows)  # after every row: the last ones take longest
 
     kinds: tuple[FeedForward, ...] = ("gated", "relu")
     for kind in kinds:
@@ -317,7 +318,6 @@ def main() -> None:
         if options.device == "cpu":
             tell(measure_sharded(kind))
             tell(search_on_meta(kind))
-    write(options.out, rows)
 
 
 if __name__ == "__main__":
