@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from pathcond import diag_g
 from pathcond.lifting.lifting import capture_sample
+from pathcond.lifting.reads import measure_both
+from pathcond.rules.samples import Samples
 
 from .cases import CASES, Calls, make
 
@@ -56,7 +57,21 @@ def constants_of_more_axes(self: Any, x: Tensor) -> Tensor:
     )
 
 
+def in_place_through_other_axes(self: Any, x: Tensor) -> Tensor:
+    h = self.a(x)
+    h.view(-1, 2, 2)[:, 0].mul_(self.c(x).view(-1, 2, 2)[:, 1])
+    h.unflatten(1, (2, 2)).flatten(1).relu_()
+    return self.b(F.silu(h))
+
+
+def rows_of_other_samples(self: Any, x: Tensor) -> Tensor:
+    h = self.a(x).T.reshape(-1, 4)  # no row stays what it was
+    return self.b(F.silu(h).reshape(4, -1).T)
+
+
 PROGRAMS = {
+    "in_place_through_other_axes": in_place_through_other_axes,
+    "rows_of_other_samples": rows_of_other_samples,
     "weights_of_each_sample": weights_of_each_sample,
     "kernels_of_each_sample": kernels_of_each_sample,
     "constants_of_more_axes": constants_of_more_axes,
@@ -90,7 +105,13 @@ def test_together_as_one_by_one(name: str, fresh: bool, monkeypatch: pytest.Monk
             if buffer_name.endswith("num_batches_tracked"):
                 buffer.zero_()
     sample = capture_sample(model, inputs)
-    together = diag_g(model, sample)
-    monkeypatch.setattr("pathcond.rules.samples.at_once", lambda *_: None)
-    for parameter, g in diag_g(model, sample).items():
+    together, read_together = measure_both(model, sample)
+    monkeypatch.setattr(Samples, "shape", property(lambda self: None))  # then none are joined
+    apart, read_apart = measure_both(model, sample)
+    for parameter, g in apart.items():
         torch.testing.assert_close(together[parameter], g, rtol=1e-11, atol=0)
+    assert read_together.keys() == read_apart.keys()
+    for parameter, read in read_apart.items():
+        torch.testing.assert_close(
+            read_together[parameter].squares, read.squares, rtol=1e-11, atol=0
+        )
