@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.measuring import PeakMemory
 from scipy.optimize import minimize
 from torch import nn
 
@@ -498,3 +499,16 @@ def test_conversions_elsewhere_do_not_loosen_the_tolerance() -> None:
     assert symmetry.num_units == 32
     assert symmetry.computed_in == {torch.float32}
     assert not condition_(Aside(), torch.randn(5, 8)).rounded
+
+
+def test_memory_is_that_of_two_problems_and_a_copy() -> None:
+    """Layers between hidden units are blocks of the criterion, of which the solver holds two; then
+    the weights that are verified. Neither squares of all weights nor diag(G) are held beside them.
+    """
+    torch.manual_seed(0)
+    layers = [layer for _ in range(12) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    model, x = nn.Sequential(*layers, nn.Linear(256, 4)).double(), torch.randn(2, 256).double()
+    prepared = pathcond.prepare(model, x)
+    with PeakMemory(model) as memory:
+        pathcond.condition_(model, prepared)
+    assert memory.peak < 3.5 * sum(p.numel() * p.element_size() for p in model.parameters())
