@@ -39,6 +39,7 @@ def test_the_same_weights_and_batches_for_all() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathcond.cli.demo_rates.SEEDS", 1)
     result = CliRunner().invoke(
         app, ["demo", "--out", str(tmp_path / "demo.html"), "--epochs", "2"]
     )
@@ -49,7 +50,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.count("<polyline") == 2 * 2 * 4 + len(METHODS)
     assert page.count('class="best ') == len(METHODS)
     assert (
-        "Test loss at each method's own best learning rate: 7 rates from 0.1 to 6.4, 4 seeds"
+        "Test loss at each method's own best learning rate: 7 rates from 0.1 to 6.4, 1 seed"
         in result.output
     )
     assert "What “PathCond, exact” did to this network" in page
