@@ -16,7 +16,7 @@ from pathcond.symmetry.symmetry import symmetry_of
 from .zoo import DEFAULT, Entry, Result, entries, examine, failures, randomise
 
 QUICK = """
-timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet
+timm:test_resnet timm:test_vit timm:test_vit2 timm:test_efficientnet timm:test_byobnet
 timm:test_convnext timm:test_convnext3 timm:test_nfnet timm:test_mambaout
 """.split()
 
