@@ -463,6 +463,7 @@ class Lifting:
         calibrate = self.calibrate and not count
 
         def make(measure_all: bool) -> EnergyPass:
+            recomputed.names.clear()  # of a walk that was given up, whose memory may be used again
             batch = BatchValues(
                 graph=self.sample.graph,
                 parameters=self.parameters,
