@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 import pathcond
 
-from .measuring import PeakMemory, format_row, write
+from .measuring import GpuMemory, PeakMemory, format_row, write
 
 FeedForward = Literal["gated", "relu"]
 TOKENS = (2, 128)
@@ -167,18 +167,6 @@ def describe(size: str, feed_forward: FeedForward, model: nn.Module) -> dict[str
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
         "parameters": sum(parameter.numel() for parameter in parameters),
     }
-
-
-class GpuMemory:
-    """As ``PeakMemory`` counts them, the bytes that a GPU has given out."""
-
-    def __enter__(self) -> GpuMemory:
-        torch.cuda.reset_peak_memory_stats()
-        self.before = torch.cuda.memory_allocated()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.peak = torch.cuda.max_memory_allocated() - self.before
 
 
 def measure(size: str, feed_forward: FeedForward, device: str, dtype: str) -> dict[str, Any]:

@@ -55,6 +55,18 @@ class PeakMemory(TorchDispatchMode):
         self.bytes -= size if self.tensors[storage] == 0 else 0
 
 
+class GpuMemory:
+    """As ``PeakMemory`` counts them, the bytes that a GPU has given out."""
+
+    def __enter__(self) -> GpuMemory:
+        torch.cuda.reset_peak_memory_stats()
+        self.before = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.peak = torch.cuda.max_memory_allocated() - self.before
+
+
 def activation_bytes(graph: Graph) -> int:
     """Bytes of all results that are no views, as a forward pass that keeps them would hold."""
     total = 0

@@ -106,15 +106,20 @@ class BalancedNorms(Criterion):
         )
 
 
+def rescaled_weights(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
+    """All parameters that some unit rescales, by name."""
+    return {
+        name: parameter.detach()
+        for name, parameter in unwrap(model).named_parameters()
+        if name in symmetry.scalings
+    }
+
+
 def weights_that_count(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
     """All weights that some unit rescales; vectors only where no weight is on that side of the
     unit.
     """
-    moved = {
-        name: w.detach()
-        for name, w in unwrap(model).named_parameters()
-        if name in symmetry.scalings
-    }
+    moved = rescaled_weights(symmetry, model)
     sides = {name: _ends(symmetry, name) for name in moved}
     taken = [
         set().union(*(sides[name][k] for name, w in moved.items() if w.dim() > 1)) for k in range(2)

@@ -59,7 +59,8 @@ class Samples:
         return samples
 
     @cached_property
-    def values(self) -> list[Any]:  # only where one asks: every view of a sample takes its time
+    def values(self) -> list[Any]:
+        """Of joined samples, made when one asks: a view of each takes its time."""
         return list(self.stack().unbind())
 
     @property

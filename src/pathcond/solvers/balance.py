@@ -39,10 +39,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..criteria.norms import hold
+from ..criteria.norms import hold, rescaled_weights
 from ..criteria.problem import Problem, any_positive, fill_like, sides_of
 from ..symmetry.symmetry import Symmetry
-from ..wrappers import unwrap
 from .coordinate_descent import CoordinateDescent
 from .exact import Exact
 
@@ -80,7 +79,7 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     (num_units,) each.
     """
     nowhere = torch.zeros(symmetry.num_units, dtype=torch.float64)
-    weights = _weights(symmetry, model)
+    weights = rescaled_weights(symmetry, model)
     if not symmetry.num_units or not any_positive(weights):
         return nowhere, nowhere.bool()
     shares = {name: fill_like(w, 1 / max(w.numel(), 1)) for name, w in weights.items()}
@@ -98,17 +97,9 @@ def balance_point(symmetry: Symmetry, model: nn.Module) -> tuple[Tensor, Tensor]
     return torch.where(known, centre, 0.0), known
 
 
-def _weights(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: weight.detach()
-        for name, weight in unwrap(model).named_parameters()
-        if name in symmetry.scalings
-    }
-
-
 def _two_sided(symmetry: Symmetry, model: nn.Module) -> Tensor:
     """Units that parameters both feed and read, (num_units,) bool."""
-    weights = _weights(symmetry, model)
+    weights = rescaled_weights(symmetry, model)
     into, out = _count_sides(symmetry, weights)
     return ((into > 0) & (out > 0)).cpu()
 
