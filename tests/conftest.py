@@ -1,6 +1,7 @@
 """Shared set-up: deterministic hypothesis, torchvision's missing operator schemas."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,6 +27,15 @@ torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    """A mode or hook that stays behind sees, and may change, everything that comes later."""
+    yield
+    assert not torch.overrides._get_current_function_mode_stack()
+    with torch.autograd.graph.disable_saved_tensors_hooks("a hook on saved tensors stayed behind"):
+        pass
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,16 +18,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import pathcond
+from pathcond import Curvature, interrupts
+from pathcond.capture import isolation
 from pathcond.interrupts import HELD, interruptible, uninterrupted
 from pathcond.lifting.lifting import diag_g
 
 from .strategies import DRAWS_ALL
 
 PACKAGE = str(Path(pathcond.__file__).parent)
-# Context managers are entered and left in these files, which is where an interrupt does most harm.
 WATCHED = (PACKAGE, contextlib.__file__, torch.autograd.grad_mode.__file__)
+# Where context managers are entered and left: an interrupt does most harm there.
+WAYS_OUT = (contextlib.__file__, interrupts.__file__, isolation.__file__)
 
 
 class Interrupt:
@@ -138,6 +142,14 @@ class Trained:
                 tensor.copy_(self.old[name])
 
 
+def has_hooks_on_saved_tensors() -> bool:
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+            return False
+    except RuntimeError:
+        return True
+
+
 def surroundings(trained: Trained) -> list[Any]:
     """All that a call may change for a while, besides tensors."""
     return [
@@ -148,6 +160,9 @@ def surroundings(trained: Trained) -> list[Any]:
         sys.stderr,
         logging.getLogger("torch").level,
         torch.is_grad_enabled(),
+        has_hooks_on_saved_tensors(),
+        [type(mode) for mode in torch.overrides._get_current_function_mode_stack()],
+        [type(mode) for mode in _get_current_dispatch_mode_stack()],
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
         torch.backends.cuda.matmul.allow_tf32,
@@ -160,8 +175,8 @@ def surroundings(trained: Trained) -> list[Any]:
 def interrupt_everywhere(
     trained: Trained, call: Callable[[], object], points: int
 ) -> tuple[int, int]:
-    """Interrupt ``call`` at so many lines, each at one of its steps, and look each time at what it
-    leaves behind.
+    """Interrupt ``call`` at so many steps, half of them where context managers are at work, and
+    look each time at what it leaves behind.
 
     Returns:
         How often the model was the old one and how often the new one.
@@ -175,11 +190,15 @@ def interrupt_everywhere(
     around = surroundings(trained)
     found = [0, 0]
     draw = random.Random(0)
-    lines = draw.sample(sorted(whole.by_line), min(points, len(whole.by_line)))
-    for line in lines:
-        at = draw.choice(whole.by_line[line])
+    at_work = [
+        step for line in whole.by_line if line[0] in WAYS_OUT for step in whole.by_line[line]
+    ]
+    lines = draw.sample(sorted(whole.by_line), min(points - points // 2, len(whole.by_line)))
+    steps = [draw.choice(whole.by_line[line]) for line in lines]
+    for at in steps + draw.sample(at_work, points // 2):
         with pytest.raises(KeyboardInterrupt), Interrupt(at):
             call()
+        line = next(line for line, taken in whole.by_line.items() if at in taken)
         assert surroundings(trained) == around, f"interrupted at {line}, step {at}"
         is_new = not trained.is_as_in(trained.old)
         assert not is_new or trained.is_as_in(new), (
@@ -218,18 +237,20 @@ def test_rescaling_is_whole_or_not_at_all(trained: Trained) -> None:
     assert new > 0
 
 
-def test_capture_leaves_everything_as_it_was(trained: Trained) -> None:
-    assert interrupt_everywhere(
-        trained, lambda: pathcond.prepare(trained.model, trained.inputs), points=20
-    ) == (20, 0)
-
-
-def test_measuring_leaves_everything_as_it_was(trained: Trained) -> None:
-    sample = pathcond.prepare(trained.model, trained.inputs).sample
-    assert interrupt_everywhere(trained, lambda: diag_g(trained.model, sample), points=60) == (
-        60,
-        0,
-    )
+@pytest.mark.parametrize(
+    ("what", "points"), [("capture", 30), ("path energies", 160), ("curvature", 60)]
+)
+def test_looking_at_a_model_leaves_everything_as_it_was(
+    trained: Trained, what: str, points: int
+) -> None:
+    prepared = pathcond.prepare(trained.model, trained.inputs)
+    g = diag_g(trained.model, prepared.sample)
+    looks: dict[str, Callable[[], object]] = {
+        "capture": lambda: pathcond.prepare(trained.model, trained.inputs),
+        "path energies": lambda: diag_g(trained.model, prepared.sample),
+        "curvature": lambda: Curvature(steps=1).energies(prepared.symmetry, g, trained.model),
+    }
+    assert interrupt_everywhere(trained, looks[what], points) == (points, 0)
 
 
 def test_the_loop_that_puts_weights_back_finishes_whatever_is_raised_in_it(

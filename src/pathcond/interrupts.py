@@ -9,7 +9,11 @@ itself runs:
         with interruptible():
             outputs = model(inputs)
 
-An interrupt that is let through puts off all others, so that nothing stops the way out.
+An interrupt that is let through puts off all others, so that nothing stops the way out. That way
+must begin at ``interruptible``, the last of a ``with``: an ExitStack, or the end of a context that
+a generator makes, is Python code itself, and an interrupt in it would skip what lies around. Nor
+may one of torch's modes lie around it: torch takes a mode off while it calls it, and an interrupt
+would keep it from being put back. There ``let_interrupts_through`` opens between two steps.
 """
 
 from __future__ import annotations
@@ -112,6 +116,12 @@ def interruptible() -> Iterator[None]:
         return
     with _set(around, is_open=True):
         yield
+
+
+def let_interrupts_through() -> None:
+    """Inside ``uninterrupted``: a Ctrl-C that has waited is raised here."""
+    with interruptible():
+        pass
 
 
 @contextmanager

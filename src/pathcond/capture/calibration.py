@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..distributed.sharding import reshard
-from ..interrupts import interruptible, uninterrupted
+from ..interrupts import uninterrupted
 from .isolation import isolated, replaced
 from .models import fresh_call
 
@@ -103,8 +103,7 @@ def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
         recorder,
     ):
         try:
-            with interruptible():
-                model(*args, **kwargs)
+            model(*args, **kwargs)
         finally:
             reshard(model)
     return recorder.variances

@@ -112,7 +112,7 @@ def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Bring back what forward assigns to its modules: they would keep tensors of copies, or of a
-    trial run.
+    trial run. To be used inside ``uninterrupted``.
     """
     tables = ("_parameters", "_buffers", "_modules")
     saved = [(m, dict(vars(m)), [dict(vars(m)[t]) for t in tables]) for m in model.modules()]
@@ -120,11 +120,18 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, attributes, contents in saved:
-            vars(module).clear()
-            vars(module).update(attributes)
+            _bring_back(vars(module), attributes)
             for table, content in zip(tables, contents, strict=True):
-                vars(module)[table].clear()
-                vars(module)[table].update(content)
+                _bring_back(vars(module)[table], content)
+
+
+def _bring_back(table: dict[str, Any], content: dict[str, Any]) -> None:
+    """Make a table what it was, in its order; untouched if it still is."""
+    if [(key, id(held)) for key, held in table.items()] != [
+        (key, id(held)) for key, held in content.items()
+    ]:
+        table.clear()
+        table.update(content)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,8 @@ def example_outputs(
         example_inputs: Of one call.
         values: {name of a parameter or buffer: what stands in its place}.
         training: Mode to run in.
-        call: Calls the model, given it and its arguments.
+        call: Calls the model, given it and its arguments. Ctrl-C waits until it is done: it may
+            watch the model by one of torch's modes.
     """
     args, kwargs = fresh_call(model, example_inputs)
     buffers = {
@@ -67,10 +68,11 @@ def example_outputs(
         _full_precision(),
     ):
         try:
-            with interruptible():
-                outputs = (
-                    call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)
-                )
+            if call is not None:
+                outputs = call(model, *args, **kwargs)
+            else:
+                with interruptible():
+                    outputs = model(*args, **kwargs)
         finally:
             reshard(model)
     leaves = [_checksum(leaf) for leaf in returned_leaves(outputs)]

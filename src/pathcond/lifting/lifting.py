@@ -483,16 +483,19 @@ class Lifting:
                 normalise=_to_maximum_one if support else _into_exponent if count else _as_it_is,
             )
 
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(uninterrupted())
-            stack.enter_context(isolated(self.model, training=False))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.set_grad_enabled(deliver is not None))
-            if deliver is not None:
-                stack.enter_context(
-                    torch.autograd.graph.saved_tensors_hooks(recomputed.pack, recomputed.unpack)
-                )
-            stack.enter_context(interruptible())
+        hooks = (
+            contextlib.nullcontext()
+            if deliver is None
+            else torch.autograd.graph.saved_tensors_hooks(recomputed.pack, recomputed.unpack)
+        )
+        with (
+            uninterrupted(),
+            isolated(self.model, training=False),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(deliver is not None),
+            hooks,
+            interruptible(),
+        ):
             try:
                 return make(measure_all).run()
             except MissingValueError:

@@ -49,7 +49,7 @@ from ..capture.outputs import first_samples
 from ..criteria.criterion import Criterion, require_model
 from ..distributed.sharding import is_sharded
 from ..errors import EnergyRangeError, UnsupportedModelError
-from ..interrupts import interruptible, uninterrupted
+from ..interrupts import let_interrupts_through, uninterrupted
 from ..solvers.balance import balance_point
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
@@ -147,12 +147,14 @@ class Curvature(Criterion):
         """
         if not names:
             return {}
+        found = {}
         with self._measuring(symmetry, model, names, factors) as (outputs, blocks, again):
             starts = outputs.pull(list(blocks.values()), outputs.random())
-            found = {
-                name: self._largest(outputs, name, blocks[name], start, partial(again, name))
-                for name, start in zip(names, starts, strict=True)
-            }
+            for name, start in zip(names, starts, strict=True):
+                let_interrupts_through()
+                found[name] = self._largest(
+                    outputs, name, blocks[name], start, partial(again, name)
+                )
         least = max(
             (NOTHING * torch.finfo(block.dtype).eps) ** 2 for block in blocks.values()
         ) * max(found.values())
@@ -169,6 +171,7 @@ class Curvature(Criterion):
         found = dict.fromkeys(names, 0.0)
         with self._measuring(symmetry, model, names, factors) as (outputs, blocks, _):
             for seed in range(DIRECTIONS):
+                let_interrupts_through()
                 u = outputs.random(seed)
                 pulled = outputs.pull(list(blocks.values()), u)
                 curved = pulled
@@ -183,7 +186,9 @@ class Curvature(Criterion):
         self, symmetry: Symmetry, model: nn.Module, names: list[str], factors: Mapping[str, Tensor]
     ) -> Iterator[tuple[_Outputs, dict[str, Tensor], Callable[[str, Tensor], Any]]]:
         """Call the model with every tensor multiplied by its factor: the outputs, the tensors of
-        these names, and what calls it again with another value of one of them.
+        these names, and what calls it again with another value of one of them. Ctrl-C waits
+        until the body lets it through: torch puts a mode like ours aside and back while it calls
+        it, and would lose it in between.
         """
         count = self.samples or (SAMPLES if self.loss is None else None)
         inputs = (
@@ -204,7 +209,6 @@ class Curvature(Criterion):
             isolated(model, training=False),
             replaced(model, values),
             _differentiable(),
-            interruptible(),
         ):
             yield _Outputs(model(*args, **kwargs), self.loss), blocks, again
 

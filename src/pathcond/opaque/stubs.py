@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 from ..capture.isolation import isolated
 from ..capture.nodes import Graph, Node
 from ..errors import UnsupportedModelError
+from ..interrupts import uninterrupted
 from .recording import Recording
 
 _NONE = object()  # an argument that is None
@@ -48,7 +49,7 @@ class Site:
         args, kwargs = tree_unflatten(
             [None if leaf is _NONE else leaf for leaf in leaves], self.spec
         )
-        with isolated(self.module, training=False), torch.no_grad():
+        with uninterrupted(), isolated(self.module, training=False), torch.no_grad():
             returned = self.module(*args, **kwargs)
         return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
 

@@ -258,7 +258,7 @@ def run_lightly(
         training: In which mode.
         call: Calls the model, given it and its arguments.
     """
-    with quiet(), attributes_kept(model):
+    with uninterrupted(), quiet(), attributes_kept(model):
         if example.runnable and not any(parameter.is_meta for parameter in model.parameters()):
             example_outputs(model, example.inputs, {}, training=training, call=call)
         else:
@@ -270,7 +270,7 @@ def _run_on_shapes(
 ) -> None:
     """Run the model without computing a value."""
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    with uninterrupted(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
 
         def without_value(tensor: Tensor) -> Tensor:
             return fake.from_tensor(tensor.to("meta") if on_meta else tensor)
