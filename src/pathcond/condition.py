@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .capture.models import as_call
+from .capture.models import Inputs, as_call
 from .capture.outputs import first_samples
 from .capture.usable import refuse_unusable_weights, require_usable
 from .criteria.criterion import PATH_KERNEL, Criterion, Measurement
@@ -65,7 +65,7 @@ SETTLED, IN_BALANCE = 1e-4, 0.05
 class ConditionOptions(TypedDict, total=False):
     """Options of ``condition_`` that ``teleport`` passes on."""
 
-    other_inputs: Any
+    other_inputs: Inputs
     frozen: FrozenPolicy
     exclude: str | Iterable[str]
     calibrate: bool
@@ -85,9 +85,9 @@ class ConditionOptions(TypedDict, total=False):
 
 def prepare(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs | Prepared,
     *,
-    other_inputs: Any = None,
+    other_inputs: Inputs | None = None,
     normalization: Normalization = "batch",
     approximate: bool = False,
     frozen: FrozenPolicy = "keep",
@@ -112,18 +112,18 @@ def prepare(
             )
         return example_inputs
     # Copies, whatever the user does to the inputs later.
-    example_inputs = _copy(_cut(model, example_inputs, max_samples))
-    other_inputs = _copy(other_inputs)
+    example = _copy(_cut(model, example_inputs, max_samples))
+    other_inputs = None if other_inputs is None else _copy(other_inputs)
     symmetry = find_symmetry(
         model,
-        example_inputs,
+        example,
         other_inputs=other_inputs,
         normalization=normalization,
         approximate=approximate,
         frozen=frozen,
         exclude=exclude,
     )
-    return Prepared(symmetry=symmetry, sample=capture_sample(model, example_inputs))
+    return Prepared(symmetry=symmetry, sample=capture_sample(model, example))
 
 
 def _refuse_other_settings(
@@ -138,7 +138,7 @@ def _refuse_other_settings(
             )
 
 
-def _cut(model: nn.Module, example_inputs: Any, max_samples: int | None) -> Any:
+def _cut(model: nn.Module, example_inputs: Inputs, max_samples: int | None) -> Any:
     if max_samples is None:
         return example_inputs
     if max_samples < 2:
@@ -147,19 +147,19 @@ def _cut(model: nn.Module, example_inputs: Any, max_samples: int | None) -> Any:
     return first_samples(unwrap(model), example_inputs, max_samples)
 
 
-def _copy(inputs: Any) -> Any:
+def _copy(inputs: Inputs) -> Any:
     kept = dict(inputs) if isinstance(inputs, Mapping) else inputs
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, kept)
 
 
 def condition_(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs | Prepared,
     *,
     criterion: Criterion | None = None,
     pace: Pace = None,
     solver: Solver = DEFAULT,
-    other_inputs: Any = None,
+    other_inputs: Inputs | None = None,
     normalization: Normalization = "batch",
     frozen: FrozenPolicy = "keep",
     exclude: str | Iterable[str] = (),

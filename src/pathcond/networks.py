@@ -178,7 +178,8 @@ def _residual_network(
     """Stages of residual blocks; each stage but the first halves the image and doubles the
     width.
     """
-    layers, channels = list(stem), 64
+    layers = list(stem)
+    channels = 64
     for stage, blocks in enumerate(stages):
         width = 64 * 2**stage
         outputs = 4 * width if bottleneck else width

@@ -19,7 +19,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from .capture.models import require_supported
+from .capture.models import Inputs, require_supported
 from .capture.outputs import example_outputs
 from .condition import ConditionOptions, condition_, prepare
 from .criteria.criterion import Criterion
@@ -46,7 +46,7 @@ WARNINGS = 5  # of teleports that were left out, before they are only counted
 def teleport(
     optimizer: Optimizers,
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs | Prepared,
     *,
     every: int | Literal["epoch"] = 100,
     criterion: Criterion | None = None,
@@ -311,7 +311,8 @@ def _is_inner_call(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step that has just ended was called by another step of the same optimizer
     (``super().step()``).
     """
-    running, frame = 0, sys._getframe(1)
+    running = 0
+    frame = sys._getframe(1)
     # torch's wrapper around a step calls the hooks; a step of a step has two of them
     while frame is not None:
         if frame.f_code.co_filename == WRAPPER_FILE and frame.f_code.co_name == "wrapper":

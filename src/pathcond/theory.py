@@ -23,11 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from .capture.models import Inputs
 from .condition import prepare
 from .criteria.problem import Problem
 from .lifting.lifting import diag_g
@@ -286,7 +287,7 @@ class Regime:
 
 def regime(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs | Prepared,
     *,
     normalization: Normalization = "batch",
     approximate: bool = False,
@@ -310,11 +311,11 @@ def regime(
         approximate: As in ``find_symmetry``.
     """
     model = unwrap(model)
-    prepared = example_inputs
-    if not isinstance(prepared, Prepared):
-        prepared = prepare(
-            model, example_inputs, normalization=normalization, approximate=approximate
-        )
+    prepared = (
+        example_inputs
+        if isinstance(example_inputs, Prepared)
+        else prepare(model, example_inputs, normalization=normalization, approximate=approximate)
+    )
     symmetry = prepared.symmetry
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     g = diag_g(model, prepared.sample, approximate=approximate)
@@ -355,7 +356,8 @@ def _minimise(symmetry: Symmetry, g: dict[str, Tensor]) -> tuple[float, float]:
     """Root mean square of log |θ'/θ| at the minimum of F, and (F(0) - min F) / p."""
     problem = Problem.of(symmetry, g)
     solution = Exact(tolerance=1e-6).solve(problem)
-    t, squares = problem.class_matrix @ solution.log_scales, 0.0
+    t = problem.class_matrix @ solution.log_scales
+    squares = 0.0
     for name, scaling in symmetry.scalings.items():
         if name in g:
             moves = t[scaling.plus.long()] - t[scaling.minus.long()]

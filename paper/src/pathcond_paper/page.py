@@ -178,7 +178,8 @@ def _preset(file: Rows) -> Preset | None:
 
 
 def _reproduction(name: str, folder: Path, usual: Preset) -> Reproduction:
-    figure, file = load(name), Rows(folder / f"{name}.jsonl")
+    figure = load(name)
+    file = Rows(folder / f"{name}.jsonl")
     preset = _preset(file)
     title, _, labels = FIGURES[name].rpartition(" (")
     known: dict[str, Any] = {

@@ -127,7 +127,8 @@ def band(
     if not runs:
         return
     values = torch.tensor([list(run) for run in runs], dtype=torch.float64)
-    mean, spread = values.mean(0), values.std(0, correction=0)
+    mean = values.mean(0)
+    spread = values.std(0, correction=0)
     low = torch.maximum(mean - spread, values.amin(0))
     high = torch.minimum(mean + spread, values.amax(0))
     axes.plot(x, mean, label=label, **style)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ..distributed.sharding import reshard
 from ..interrupts import uninterrupted
 from .isolation import isolated, replaced
-from .models import fresh_call
+from .models import Inputs, fresh_call
 
 FUNCTIONAL = (
     "input",
@@ -84,7 +84,7 @@ def _with_other_epsilon(out: Tensor, variance: Tensor, options: dict[str, Any]) 
     return (out - shift) * ratio + shift
 
 
-def batch_variances(model: nn.Module, example_inputs: Any) -> dict[str, Tensor]:
+def batch_variances(model: nn.Module, example_inputs: Inputs) -> dict[str, Tensor]:
     """Variance per channel in front of every norm with running statistics, on the example batch in
     train mode.
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import UnsupportedModelError
-from .models import returned_leaves
+from .models import Inputs, returned_leaves
 
 # Arguments that move no scale, whatever their value.
 NEUTRAL = ("is_causal",)
@@ -49,7 +49,7 @@ class CallSequence:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def start(self, inputs: Any) -> None:
+    def start(self, inputs: Inputs) -> None:
         """Begin a run on these inputs, with the tensors that the model holds now."""
         held = [*self._model.named_parameters(), *self._model.named_buffers()]
         self._know(inputs, "input")

@@ -27,7 +27,7 @@ from .draws import GlobalDraws, Plan, ScalarDraws, plans
 from .explaining import capture_error
 from .exporting import export_graph
 from .isolation import isolated, quiet, replaced
-from .models import as_call, canonical_names, fresh_call, require_supported
+from .models import Inputs, as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
 from .trace import HiddenError, UnknownTensorError
 from .tracing import all_tensors, trace_graph
@@ -55,7 +55,7 @@ LARGEST_BATCH = 2**20  # numbers in the inputs up to which a run costs less than
 LARGEST_MODEL = 2**27  # and in the parameters, of which a run needs copies
 
 
-def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
+def capture(model: nn.Module, example_inputs: Inputs, *, training: bool) -> Graph:
     """Follow one call of the model; nothing of the model changes.
 
     Args:
@@ -76,7 +76,7 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool) -> Graph:
 
 def capture_graphs(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs,
     *,
     training: bool,
     watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
@@ -96,7 +96,7 @@ def capture_graphs(
     return graphs
 
 
-def capture_both_modes(model: nn.Module, example_inputs: Any) -> list[Graph]:
+def capture_both_modes(model: nn.Module, example_inputs: Inputs) -> list[Graph]:
     """All graphs of eval mode, then those of train mode."""
     return [
         graph
@@ -115,7 +115,7 @@ class _Capture:
     def __init__(
         self,
         model: nn.Module,
-        example_inputs: Any,
+        example_inputs: Inputs,
         training: bool,
         watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
@@ -171,7 +171,8 @@ class _Capture:
         return self._follow(self._way, plan, replace=self._replace)
 
     def _try(self, way: Way, *, replace: bool) -> tuple[Graph | None, Exception | None]:
-        self._way, self._replace = way, replace
+        self._way = way
+        self._replace = replace
         self._torch_draws = 0
         try:
             return self._follow(way, Plan(), replace=replace), None

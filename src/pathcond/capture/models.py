@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,11 @@ class HiddenOutputError(UnsupportedModelError):
     """The model returns something that nobody can look into."""
 
 
-def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
+# What a model is called with: one tensor, positional arguments, or keyword arguments by name.
+Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
+
+
+def as_call(example_inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
     """Example inputs (Tensor, tuple, list or dict) as positional and keyword arguments of one
     forward call.
     """
@@ -48,15 +53,15 @@ def as_call(example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
         return (example_inputs,), {}
     if isinstance(example_inputs, (tuple, list)):
         return tuple(example_inputs), {}
-    if hasattr(example_inputs, "keys"):  # dict, and Hugging Face's BatchEncoding
-        return (), {key: example_inputs[key] for key in example_inputs.keys()}  # noqa: SIM118
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
     raise UnsupportedModelError(
         f"Example inputs have type {type(example_inputs).__name__}; "
         "pass a Tensor, a tuple of positional inputs or a dict of keyword inputs."
     )
 
 
-def fresh_call(model: nn.Module, example_inputs: Any) -> tuple[tuple, dict[str, Any]]:
+def fresh_call(model: nn.Module, example_inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
     """``as_call`` with copies of the tensors, for ops that write into them, where the model's
     parameters are.
     """

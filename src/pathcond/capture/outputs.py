@@ -19,7 +19,7 @@ from ..distributed.sharding import computes_in, reshard
 from ..errors import UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
 from .isolation import isolated, replaced
-from .models import as_call, fresh_call, returned_leaves
+from .models import Inputs, as_call, fresh_call, returned_leaves
 from .usable import differing_types
 
 
@@ -39,7 +39,7 @@ def default_tolerance(model: nn.Module, computed_in: Iterable[torch.dtype] = ())
 
 def example_outputs(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs,
     values: dict[str, Tensor],
     *,
     training: bool,
@@ -86,7 +86,7 @@ def _checksum(leaf: Any) -> Any:
     return torch.tensor([zlib.crc32(leaf)]).double() if isinstance(leaf, bytes) else leaf
 
 
-def require_fitting_types(model: nn.Module, example_inputs: Any) -> None:
+def require_fitting_types(model: nn.Module, example_inputs: Inputs) -> None:
     """Refuse a batch of another floating-point type than the parameters', if the model does not
     convert it.
 
@@ -133,7 +133,7 @@ def output_change(before: list[Tensor], after: list[Tensor]) -> float:
     return change
 
 
-def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
+def split_samples(model: nn.Module, example_inputs: Inputs) -> list[Any]:
     """The example batch as one-sample batches; a single one, the whole, where samples are not told
     apart.
 
@@ -169,7 +169,7 @@ def split_samples(model: nn.Module, example_inputs: Any) -> list[Any]:
     return [samples(i, i + 1, inputs) for i in range(length)]
 
 
-def first_samples(model: nn.Module, example_inputs: Any, count: int) -> Any:
+def first_samples(model: nn.Module, example_inputs: Inputs, count: int) -> Any:
     """The first samples of the example batch; all of it where it has no more, or where samples are
     not told apart.
     """
@@ -181,7 +181,7 @@ def first_samples(model: nn.Module, example_inputs: Any, count: int) -> Any:
     return first[0] if isinstance(example_inputs, Tensor) else first
 
 
-def _num_samples(inputs: Any) -> int:
+def _num_samples(inputs: Inputs) -> int:
     lengths = [
         leaf.shape[0]
         for leaf in tree_leaves(inputs)
@@ -190,7 +190,7 @@ def _num_samples(inputs: Any) -> int:
     return max(lengths, key=lengths.count, default=1)
 
 
-def _samples(length: int, start: int, stop: int, inputs: Any) -> Any:
+def _samples(length: int, start: int, stop: int, inputs: Inputs) -> Any:
     """Some samples of all inputs of one call that have as many as ``length``."""
 
     def part(x: Any) -> Any:

@@ -336,7 +336,8 @@ class Trace:
 
 def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
     """Tensors in a value, in containers and in attributes of objects, a few levels deep."""
-    here, seen = [value], {id(value)}
+    here = [value]
+    seen = {id(value)}
     for _ in range(levels + 1):
         yield from (part for part in here if isinstance(part, Tensor))
         # by their ids: parts need not be hashable

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from ..capture.models import Inputs
 from ..capture.usable import unusable_weights
 from ..condition import condition_
 from ..criteria.criterion import Criterion, PathKernel
@@ -152,7 +153,7 @@ def _load(target: str, shape: str | None) -> tuple[nn.Module, Any]:
     return load_target(target, parse_shape(shape) if shape else None)
 
 
-def _move(model: nn.Module, inputs: Any, device: str) -> tuple[nn.Module, Any]:
+def _move(model: nn.Module, inputs: Inputs, device: str) -> tuple[nn.Module, Any]:
     """Model and inputs on the device, floating-point inputs in the model's type."""
     try:
         if torch.device(device).type == "meta":

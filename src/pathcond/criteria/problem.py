@@ -332,10 +332,12 @@ class Point:
     """
 
     def __init__(self, problem: Problem, u: Tensor) -> None:
-        self.problem, self.u = problem, u.clone()
+        self.problem = problem
+        self.u = u.clone()
         v = problem.class_matrix @ u
         # of a parameter that the class multiplies, or divides
-        self.shrink, self.grow = (-v).exp(), v.exp()
+        self.shrink = (-v).exp()
+        self.grow = v.exp()
         to_rows, to_columns = problem.through(self.shrink, self.grow)
         self.by_row = self.shrink[problem.rows] * to_rows
         self.by_column = self.grow[problem.columns] * to_columns
@@ -410,7 +412,8 @@ class Point:
         """Cᵀ of what the entries of rows and columns bring to their classes (C with its entries to
         a power), (num_units,).
         """
-        problem, C = self.problem, self.problem.class_matrix
+        problem = self.problem
+        C = self.problem.class_matrix
         total = (
             torch.zeros_like(self.grow)
             .index_add_(0, problem.rows, at_rows)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
+from ..capture.models import Inputs
 from ..lifting.sample import Prepared
 
 
@@ -30,7 +31,7 @@ def inputs_of(batch: Any) -> Any:
     )
 
 
-def move_inputs(example_inputs: Any, device: torch.device | str) -> Any:
+def move_inputs(example_inputs: Inputs | Prepared, device: torch.device | str) -> Any:
     """Example inputs on a device; what ``prepare`` made stays where it is."""
     if isinstance(example_inputs, Prepared):
         return example_inputs

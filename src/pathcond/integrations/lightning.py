@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..capture.models import Inputs
 from ..errors import UnsupportedModelError
 from ..lifting.sample import Prepared
 from ..report import Report
@@ -53,7 +54,9 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
             teleported.
     """
 
-    def __init__(self, example_inputs: Any = None, *, module: str = "", **settings: Any) -> None:
+    def __init__(
+        self, example_inputs: Inputs | Prepared | None = None, *, module: str = "", **settings: Any
+    ) -> None:
         super().__init__(example_inputs, **settings)
         self.module = module
         self._started = False
@@ -104,7 +107,7 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
         return trainer.global_step == 0 and not self._conditioned
 
     def _start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, example_inputs: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, example_inputs: Inputs | Prepared
     ) -> None:
         def log(report: Report) -> None:
             for logger in trainer.loggers:
@@ -175,7 +178,8 @@ class PathCondCallback(ConditionedTraining, pl.Callback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        inputs = move_inputs(self._batch_inputs, "cpu")
+        held = self._batch_inputs
+        inputs = None if held is None else move_inputs(held, "cpu")
         return {"conditioned": self._conditioned, "teleportation": self._counts(), "inputs": inputs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

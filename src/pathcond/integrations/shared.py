@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 from torch import distributed, nn
 
+from ..capture.models import Inputs
 from ..condition import condition_, prepare
 from ..distributed.ranks import several_processes
+from ..lifting.sample import Prepared
 from ..report import Report
 from ..rescaling.optimizer_state import Optimizers
 from ..teleporting import EXAMPLES, Teleportation, teleport
@@ -34,7 +36,7 @@ class ConditionedTraining:
 
     def __init__(
         self,
-        example_inputs: Any = None,
+        example_inputs: Inputs | Prepared | None = None,
         *,
         condition: bool = True,
         every: int | Literal["epoch"] | None = None,
@@ -46,7 +48,8 @@ class ConditionedTraining:
         self.condition = condition
         self.every = every
         self.schedule = schedule
-        self.inputs, self.options = inputs, options
+        self.inputs = inputs
+        self.options = options
         self.report: Report | None = None
         self.teleportation: Teleportation | None = None
 
@@ -63,7 +66,7 @@ class ConditionedTraining:
         self,
         model: nn.Module,
         optimizer: Optimizers,
-        example_inputs: Any,
+        example_inputs: Inputs | Prepared,
         *,
         fresh: bool,
         counts: dict[str, int],

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from ..capture.isolation import isolated
+from ..capture.models import Inputs
 from ..interrupts import interruptible, uninterrupted
+from ..lifting.sample import Prepared
 from ..report import Report
 from ..wrappers import unwrap
 from .batches import first_batch, inputs_of, move_inputs
@@ -61,7 +63,7 @@ class PathCondCallback(ConditionedTraining, transformers.TrainerCallback):
 
     def __init__(
         self,
-        example_inputs: Any = None,
+        example_inputs: Inputs | Prepared | None = None,
         *,
         log: Callable[[dict[str, float]], object] | None = None,
         **settings: Any,

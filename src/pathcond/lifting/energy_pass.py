@@ -74,9 +74,12 @@ class EnergyPass(Reading):
                 underflow rescale it.
             watch: Sees each energy after its node.
         """
-        self.batch, self.energies = batch, energies
-        self.edges, self.release = edges, release
-        self.normalise, self.watch = normalise, watch
+        self.batch = batch
+        self.energies = energies
+        self.edges = edges
+        self.release = release
+        self.normalise = normalise
+        self.watch = watch
         self.sinks: list[PathSum] = []
         # Not in a circle: squared weights go with the last reference to the pass.
         self._walk = Walk(batch.graph, weakref.proxy(self))

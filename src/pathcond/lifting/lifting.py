@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..capture.aliasing import Aliases, list_written
 from ..capture.isolation import isolated
-from ..capture.models import as_call, canonical_names
+from ..capture.models import Inputs, as_call, canonical_names
 from ..capture.nodes import Graph, Node
 from ..capture.outputs import require_fitting_types, split_samples
 from ..capture.usable import require_usable, unusable_weights
@@ -81,7 +81,11 @@ class PathEnergy:
 
 
 def diag_g(
-    model: nn.Module, example_inputs: Any, *, calibrate: bool = True, approximate: bool = False
+    model: nn.Module,
+    example_inputs: Inputs | Sample | Prepared,
+    *,
+    calibrate: bool = True,
+    approximate: bool = False,
 ) -> dict[str, Tensor]:
     """The diagonal of G = ∂Φᵀ∂Φ, eq. diag_g, by one forward and one backward pass on squared
     weights.
@@ -112,7 +116,7 @@ def diag_g(
 
 def path_norm(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs | Sample | Prepared,
     p: float = 2,
     *,
     calibrate: bool = True,
@@ -138,7 +142,7 @@ def path_norm(
         raise EnergyRangeError(f"‖Φ‖_{p} overflows float64: choose a larger p.") from error
 
 
-def count_paths(model: nn.Module, example_inputs: Any) -> float:
+def count_paths(model: nn.Module, example_inputs: Inputs | Sample | Prepared) -> float:
     """The number of paths: from every input element and every bias to every output element, through
     every window entry of a max-pooling. Zero weights count; zeros of constants (padding, masks) do
     not.
@@ -157,14 +161,14 @@ def count_paths(model: nn.Module, example_inputs: Any) -> float:
         raise OverflowError(message) from error
 
 
-def log10_paths(model: nn.Module, example_inputs: Any) -> float:
+def log10_paths(model: nn.Module, example_inputs: Inputs | Sample | Prepared) -> float:
     """log10 of the number of paths (-inf if there are none); ResNet-152 has more than 10^308 of
     them.
     """
     return _log10(*_count(model, example_inputs))
 
 
-def capture_sample(model: nn.Module, example_inputs: Any) -> Sample:
+def capture_sample(model: nn.Module, example_inputs: Inputs | Sample | Prepared) -> Sample:
     """Capture the model on one sample of the example batch.
 
     The result serves as long as the architecture stays, whatever becomes of the weights: every
@@ -303,7 +307,8 @@ def _energy_of(
         if walking:  # what the walk itself asked for
             read[name] = g
         else:
-            missing[name], kept[name] = local(g) < TINY, keep(g)
+            missing[name] = local(g) < TINY
+            kept[name] = keep(g)
 
     kind = walk(read)
     lifted = lifting.run(
@@ -335,7 +340,7 @@ def _energy_of(
     return PathEnergy(norm=norm, diagonal={name: kept[name] for name in lifting.trainable})
 
 
-def off_path(model: nn.Module, example_inputs: Any) -> dict[str, str]:
+def off_path(model: nn.Module, example_inputs: Inputs | Sample | Prepared) -> dict[str, str]:
     """Trainable parameters that lie on no path, whatever the weights, and why; diag(G) is zero
     there.
 
@@ -388,13 +393,16 @@ class Lifting:
     def __init__(
         self, model: nn.Module, sample: Sample, *, calibrate: bool, approximate: bool
     ) -> None:
-        self.model, self.ranks = model, Ranks.of(model)
+        self.model = model
+        self.ranks = Ranks.of(model)
         buffers = dict(model.named_buffers())
         if self.ranks.sharded:  # all processes walk together, over the same batch and statistics
             inputs, buffers = self.ranks.from_first((sample.inputs, buffers))
             sample = replace(sample, inputs=inputs)
-        self.sample, self.buffers = sample, buffers
-        self.calibrate, self.approximate = calibrate, approximate
+        self.sample = sample
+        self.buffers = buffers
+        self.calibrate = calibrate
+        self.approximate = approximate
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.trainable = {
             name: parameter
@@ -445,7 +453,8 @@ class Lifting:
             )
 
         def edges(name: str) -> Tensor:
-            theta, edge = self.parameters[name], power(name)
+            theta = self.parameters[name]
+            edge = power(name)
             if deliver is None:
                 return edge
             recomputed.keep(name, edge)
@@ -612,7 +621,7 @@ def _into_exponent(paths: PathSum) -> PathSum:
     return PathSum(paths.power * 2.0**-shift, paths.exponent + shift)
 
 
-def _count(model: nn.Module, example_inputs: Any) -> tuple[float, int]:
+def _count(model: nn.Module, example_inputs: Inputs | Sample | Prepared) -> tuple[float, int]:
     """The number of paths as mantissa · 2^exponent."""
     sample = capture_sample(model, example_inputs)
     counts = [

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node
 from ..distributed.sharding import is_sharded
 from ..errors import EnergyRangeError
@@ -37,7 +38,7 @@ from ..trees import tree_leaves, tree_map
 from ..wrappers import unwrap
 from .energy_pass import EnergyPass, Lifted
 from .lifting import Lifting, capture_sample, path_energy
-from .sample import Sample
+from .sample import Prepared, Sample
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
@@ -61,7 +62,7 @@ class Reads:
 
 
 def measure_reads(
-    model: nn.Module, example_inputs: Any, *, approximate: bool = False
+    model: nn.Module, example_inputs: Inputs | Sample | Prepared, *, approximate: bool = False
 ) -> dict[str, Reads]:
     """What the trainable weights of linear maps and convolutions multiply, by name.
 
@@ -167,7 +168,8 @@ class _ReadingPass(EnergyPass):
             received: Where gradients of parameters arrive.
         """
         super().__init__(*given, **options)
-        self.reader, self.received = reader, received
+        self.reader = reader
+        self.received = received
         own = self.energies
         self.counting = Energies(self.batch, own.p, own.approximate, False, own.device)
         # Σ x² θ² and Σ θ² of weights that are views of parameters, or computed from them.
@@ -179,11 +181,13 @@ class _ReadingPass(EnergyPass):
         if rule.family.contracts and len(weights) == 1:
             exponent = self.energies.exponent
             self._read(node, rule, arguments, weights[0])
-            self.energies.operands, self.energies.exponent = arguments, exponent
+            self.energies.operands = arguments
+            self.energies.exponent = exponent
         return super().apply(node, rule, arguments)
 
     def _read(self, node: Node, rule: Rule, arguments: dict[str, Any], weight: Edges) -> None:
-        self.counting.node, self.counting.alternative = node, self.energies.alternative
+        self.counting.node = node
+        self.counting.alternative = self.energies.alternative
         for what, energies in (("squares", self.energies), ("places", self.counting)):
             operands = {
                 name: _as_read(energies, node.bound[name], a) for name, a in arguments.items()
@@ -241,7 +245,8 @@ def _gradient(
     """The derivative of the energy of a contraction by that of its weight, in its shape; None where
     the rule gives no energy.
     """
-    node, shape = energies.node, weight.power.shape
+    node = energies.node
+    shape = weight.power.shape
     # All outputs of a linear map, or of a group of a convolution, read the same.
     plain = operands.get("weight") is weight and node.op in (*CONVOLUTIONS, "linear")
     rows = int(node.bound.get("groups", 1))
@@ -262,13 +267,15 @@ def _gradient(
 
 def _energy(energies: Energies, rule: Rule, operands: dict[str, Any]) -> Any:
     assert rule.energy is not None
-    energies.operands, energies.exponent = operands, 0
+    energies.operands = operands
+    energies.exponent = 0
     return rule.energy(energies, operands)
 
 
 def _count_inputs(counting: Energies, rule: Rule, operands: dict[str, Any], weight: Edges) -> int:
     """How many products an output sums up."""
-    node, shape = counting.node, weight.power.shape
+    node = counting.node
+    shape = weight.power.shape
     if operands.get("weight") is weight and node.op.startswith("conv"):
         # Padding is not counted in the result, and on a small map may be most of the kernel.
         outputs = shape[0]

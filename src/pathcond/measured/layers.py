@@ -228,7 +228,8 @@ def _least_squares(symmetry: Symmetry, wanted: Tensor, where: Tensor) -> Tensor:
     K = symmetry.class_matrix
     d = torch.zeros(symmetry.num_units, dtype=torch.float64)
     rest = K.apply_transposed(wanted, symmetry.num_units)
-    direction, square = rest, float(rest @ rest)
+    direction = rest
+    square = float(rest @ rest)
     enough = PRECISION * square
     for _ in range(STEPS):
         if square <= enough:

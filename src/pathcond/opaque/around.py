@@ -17,7 +17,7 @@ from torch import nn
 
 from ..capture.graph import capture_graphs
 from ..capture.isolation import LOCK
-from ..capture.models import canonical_names
+from ..capture.models import Inputs, canonical_names
 from ..capture.nodes import Graph, Node
 from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
@@ -78,7 +78,7 @@ class Around:
 
 def capture_around(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs,
     *,
     modes: Sequence[bool] = (False, True),
     inside: bool = True,
@@ -141,7 +141,7 @@ def capture_around(
     return [replace(each, frozen=frozen, unreached=unreached) for each in captured]
 
 
-def children_on(model: nn.Module, example_inputs: Any, captured: Around) -> tuple[Child, ...]:
+def children_on(model: nn.Module, example_inputs: Inputs, captured: Around) -> tuple[Child, ...]:
     """What opaque modules call in eval mode on other inputs than those that the model was captured
     with.
     """
@@ -153,7 +153,7 @@ def children_on(model: nn.Module, example_inputs: Any, captured: Around) -> tupl
 
 
 def _around(
-    model: nn.Module, example_inputs: Any, training: bool, known: Recording | None
+    model: nn.Module, example_inputs: Inputs, training: bool, known: Recording | None
 ) -> tuple[list[Graph], Recording | None]:
     """The graphs around all opaque modules; and what was recorded, if there are any.
 
@@ -202,7 +202,7 @@ def _around(
 
 def _record(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs,
     opaque: list[nn.Module],
     training: bool,
     error: UnsupportedModelError,

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..capture.graph import capture
+from ..capture.models import Inputs
 from ..errors import UnsupportedModelError
 from .recording import Recording
 from .stubs import stubs
@@ -63,7 +64,7 @@ def _inside_torch() -> bool:
 
 
 def culprits(
-    model: nn.Module, example_inputs: Any, training: bool, recording: Recording | None
+    model: nn.Module, example_inputs: Inputs, training: bool, recording: Recording | None
 ) -> list[nn.Module]:
     """The modules whose code was at work when the capture failed, the innermost first."""
     with ExitStack() as stack:

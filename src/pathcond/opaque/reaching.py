@@ -155,9 +155,11 @@ class _LookUps:
         if isinstance(node, ast.Assign):
             targets, value = node.targets, node.value
         elif isinstance(node, (ast.For, ast.comprehension)):
-            targets, value = [node.target], node.iter
+            targets = [node.target]
+            value = node.iter
         elif isinstance(node, (ast.NamedExpr, ast.AnnAssign)) and node.value is not None:
-            targets, value = [node.target], node.value
+            targets = [node.target]
+            value = node.value
         else:
             return
         if self._holds(value):

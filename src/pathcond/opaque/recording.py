@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ..capture.isolation import isolated, replaced
-from ..capture.models import fresh_call
+from ..capture.models import Inputs, fresh_call
 from ..errors import UnsupportedModelError
 
 
@@ -76,7 +76,7 @@ class Recording:
 
 def record(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs,
     opaque: Sequence[nn.Module],
     *,
     training: bool,
@@ -118,7 +118,8 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, recording: Recording, owners: dict[int, int]) -> None:
         super().__init__()
-        self.recording, self.owners = recording, owners
+        self.recording = recording
+        self.owners = owners
         self.opaque = set(recording.opaque)
         self.stack: list[nn.Module] = []
         self.given: list[list[tuple[Tensor, int]]] = []

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..capture.isolation import same_random_states
+from ..capture.models import Inputs
 from .arguments import Grid, check_functions, grid_of
 from .comparison import RateComparison
 from .curves import Curve
@@ -28,7 +29,7 @@ RATES = tuple(0.1 * 2.0**k for k in range(-5, 6))
 def compare_rates(
     build: Callable[[int], nn.Module],
     train: Callable[[nn.Module, float], Any],
-    example_inputs: Any,
+    example_inputs: Inputs,
     *,
     rates: Iterable[float] = RATES,
     methods: Mapping[str, Any] | None = None,

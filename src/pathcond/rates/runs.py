@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..capture.isolation import same_random_states
+from ..capture.models import Inputs
 from ..distributed.sharding import local
 from .arguments import Point
 
@@ -67,7 +68,7 @@ class Beginnings:
     def __init__(
         self,
         build: Callable[[int], nn.Module],
-        example_inputs: Any,
+        example_inputs: Inputs,
         weights: dict[int, tuple[str, str]],
     ) -> None:
         self.build = build
@@ -140,7 +141,8 @@ def perform(point: Point, beginnings: Beginnings, train: Callable[[nn.Module, fl
     ``WrongCallableError``.
     """
     start = time.perf_counter()
-    figure, error = math.nan, None
+    figure = math.nan
+    error = None
     try:
         figure = figure_of(train(beginnings.ready(point), point.rate))
     except WrongCallableError:

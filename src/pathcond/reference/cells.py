@@ -84,7 +84,8 @@ class Memory:
 
     def array(self, cells: Iterable[Cell], shape: Sequence[int]) -> Array:
         """New cells, given row by row."""
-        start, terms = len(self.cells), 0
+        start = len(self.cells)
+        terms = 0
         for cell in cells:
             self.cells.append(cell)
             terms += len(cell)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..capture.models import as_call
+from ..capture.models import Inputs, as_call
 from ..capture.nodes import Graph, Node
 
 MAX_POOLS = {"max_pool1d": F.max_pool1d, "max_pool2d": F.max_pool2d, "max_pool3d": F.max_pool3d}
@@ -71,7 +71,7 @@ def winners(node: Node, x: Tensor) -> Tensor:
     return within + first
 
 
-def gate_values(graph: Graph, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+def gate_values(graph: Graph, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """Run the graph on real inputs; for each operation with gates, its slopes or its winners, flat.
 
     Args:

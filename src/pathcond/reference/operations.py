@@ -192,7 +192,8 @@ def windows(node: Node, a: dict[str, Any]) -> Iterator[tuple[list[range], list[t
     padding = per_axis(a["padding"], axes)
     dilation = per_axis(a.get("dilation", 1), axes)
     for position in indices(node.shape):
-        lead, s = position[:-axes], position[-axes:]
+        lead = position[:-axes]
+        s = position[-axes:]
         starts = [si * st - pa for si, st, pa in zip(s, stride, padding, strict=True)]
         window = [
             range(start, start + k * d, d)
@@ -253,7 +254,8 @@ def adaptive_average_pool(node: Node, a: dict[str, Any]) -> Iterator[Cell]:
     axes = int(node.op[-2])
     sizes = list(zip(a["self"].shape[-axes:], node.shape[-axes:], strict=True))
     for position in indices(node.shape):
-        lead, s = position[:-axes], position[-axes:]
+        lead = position[:-axes]
+        s = position[-axes:]
         bounds = [(si * n // m, -(-(si + 1) * n // m)) for si, (n, m) in zip(s, sizes, strict=True)]
         k = math.prod(stop - start for start, stop in bounds)
         entries = [

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..capture.graph import capture
-from ..capture.models import as_call
+from ..capture.models import Inputs, as_call
 from ..capture.nodes import Graph, Node
 from ..wrappers import unwrap
 from .cells import Array, Cell, Memory, Term
@@ -176,7 +176,7 @@ def parameter_vector(model: nn.Module) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
 
-def enumerate_paths(model: nn.Module, example_inputs: Any, *, limit: int = 200_000) -> Paths:
+def enumerate_paths(model: nn.Module, example_inputs: Inputs, *, limit: int = 200_000) -> Paths:
     """Every path of a tiny network in eval mode.
 
     Args:
@@ -241,7 +241,8 @@ def enumerate_paths(model: nn.Module, example_inputs: Any, *, limit: int = 200_0
 
 
 def _parameters(model: nn.Module, graph: Graph, memory: Memory) -> dict[Node, Any]:
-    starts, total = {}, 0
+    starts = {}
+    total = 0
     for name, parameter in model.named_parameters():
         starts[name] = total
         total += parameter.numel()

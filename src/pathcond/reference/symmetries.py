@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..capture.isolation import replaced
-from ..capture.models import as_call
+from ..capture.models import Inputs, as_call
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -70,7 +70,7 @@ def _norm(
 
 def count_symmetries(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs,
     *,
     normalization: str = "batch",
     samples: int = 4,
@@ -224,7 +224,7 @@ def _redraw(x: Any, generator: torch.Generator) -> Any:
 
 
 def _jacobian(
-    model: nn.Module, theta: dict[str, Tensor], example_inputs: Any, training: bool
+    model: nn.Module, theta: dict[str, Tensor], example_inputs: Inputs, training: bool
 ) -> Tensor:
     """∂ outputs / ∂ coordinates, (outputs, coordinates)."""
     args, kwargs = as_call(example_inputs)

@@ -127,7 +127,8 @@ def _band(
     """The band where all of it is on the scale, the line, a dot at every value on the scale, a ring
     around the best.
     """
-    kind, parts = f"s{number % COLOURS}", []
+    kind = f"s{number % COLOURS}"
+    parts = []
     for piece in _pieces([math.isfinite(high) and high <= top for high in curve.high]):
         outline = [(xs[k], curve.high[k]) for k in piece] + [
             (xs[k], curve.low[k]) for k in reversed(piece)

@@ -20,9 +20,9 @@ carries a power of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -110,6 +110,11 @@ class _Freeze:
 
 
 FREEZE = _Freeze()
+
+# What a rule is given for an argument of its op, and what it may return.
+Carried: TypeAlias = PathSum | Edges | Frozen | Known | bool | int | float | None
+Energy: TypeAlias = Tensor | Apart | _Freeze | Sequence[Tensor | _Freeze]
+
 AT_A_TIME = 2**22  # entries of several samples that are raised to a power together
 
 
@@ -152,16 +157,17 @@ class Energies:
     alternative: int | None = None
     cuts: dict[tuple[Node, Node], str] = field(default_factory=dict)
 
-    def power(self, value: Any) -> Tensor:
+    def power(self, value: Tensor | float) -> Tensor:
         """|value|^p of a constant, in float64."""
         return power_of(value, self.p, self.device)
 
-    def factor(self, x: Any) -> Tensor:
+    def factor(self, x: Carried) -> Tensor:
         """The energy of an operand that multiplies; it is the only one with paths."""
         if isinstance(x, (PathSum, Edges)):
             return x.power
         if isinstance(x, Frozen):
             return self.frozen_power(x.node)
+        assert x is not None
         return self.power(x.value if isinstance(x, Known) else x)
 
     def product(self, multiply: Callable[..., Tensor], *names: str) -> Tensor:
@@ -194,7 +200,7 @@ class Energies:
             total = total + multiply(*term)
         return total
 
-    def summand(self, x: Any) -> Tensor:
+    def summand(self, x: Carried) -> Tensor:
         """The energy of an operand that is added, or selected: unless paths lead to it, it starts
         some.
         """
@@ -211,7 +217,7 @@ class Energies:
         shift = (x.exponent if isinstance(x, PathSum) else 0) - self.exponent
         return power * 2.0**shift if shift else power
 
-    def plus(self, product: Tensor, x: Any, times: float = 1) -> Tensor:
+    def plus(self, product: Tensor, x: Carried, times: float = 1) -> Tensor:
         """A ``product`` plus another operand times a constant, at the larger of the two
         exponents.
         """
@@ -281,7 +287,7 @@ class Energies:
             return function(real)
         return Apart([function(value) for value in real.values], None, edges)
 
-    def reciprocal_power(self, x: Any) -> Tensor:
+    def reciprocal_power(self, x: Carried) -> Tensor:
         """The energy of an operand that divides."""
         if isinstance(x, (PathSum, Frozen)):
             return self.measured(lambda v: 1 / v, "other")
@@ -359,7 +365,7 @@ class Energies:
         return total / len(values)
 
 
-def power_of(value: Any, p: float, device: torch.device) -> Tensor:
+def power_of(value: Tensor | float, p: float, device: torch.device) -> Tensor:
     """|value|^p of a number or a tensor, in float64; 0⁰ is 0: what is not there has no path."""
     tensor = (
         value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

@@ -55,7 +55,8 @@ class Samples:
     @classmethod
     def of_joined(cls, joined: Tensor, count: int) -> Samples:
         samples = cls.__new__(cls)
-        samples.count, samples.joined = count, joined
+        samples.count = count
+        samples.joined = joined
         return samples
 
     @cached_property

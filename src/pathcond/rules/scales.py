@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from . import picking
 from .equations import Equations
 from .factors import Factors
 from .labels import ANY, Labels
-from .values import Known, Picked, Weight
+from .values import Known, Operand, Picked, Weight
 
 MAX_ELEMENTWISE = 1 << 20  # parameters larger than this get no label per element
 
@@ -69,13 +69,13 @@ class Scales:
 
     # -- values -----------------------------------------------------------------------------------
 
-    def is_weight(self, value: Any) -> bool:
+    def is_weight(self, value: Operand) -> TypeGuard[Weight]:
         return isinstance(value, Weight)
 
-    def is_buffer(self, value: Any) -> bool:
+    def is_buffer(self, value: Operand) -> TypeGuard[Known]:
         return isinstance(value, Known) and value.buffer is not None
 
-    def value(self, value: Any) -> Tensor | None:
+    def value(self, value: Operand) -> Tensor | None:
         """The value of a known tensor, None for anything else."""
         return value.value if isinstance(value, Known) and not value.value.is_meta else None
 
@@ -87,7 +87,7 @@ class Scales:
             return picking.collapse(self, value) if isinstance(value.choices, Weight) else value
         return value
 
-    def labels(self, value: Any) -> Labels:
+    def labels(self, value: Operand) -> Labels:
         """The labels of any operand; a number is a constant, a parameter gets one label per
         element.
         """

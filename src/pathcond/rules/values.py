@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -106,6 +107,13 @@ class Picked:
 
 class UnknownNumber:
     """A Python number that depends on data (``.item()``); it carries no scale."""
+
+
+# A tensor in flight, and whatever else an operation may be given in its place.
+Traced: TypeAlias = Labels | Weight | Known | Picked
+Operand: TypeAlias = Traced | UnknownNumber | bool | int | float | None
+# Axes of a reduction.
+Axes: TypeAlias = int | list[int] | None
 
 
 def _extremes(ids: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,8 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
     """d with ∇²F d ≈ −∇F on the free units once the others have moved by ``snap``, by
     preconditioned conjugate gradients.
     """
-    diagonal, free = point.laplacian_diagonal(), layers.free
+    diagonal = point.laplacian_diagonal()
+    free = layers.free
     inverse = torch.where((diagonal > 0) & free, 1 / diagonal, 0.0)
     solve = layers.solver(point)
 
@@ -141,7 +142,8 @@ def _newton_direction(point: Point, layers: LayerScales, snap: Tensor, accuracy:
         -(point.gradient + point.hessian_product(snap) if bool(snap.any()) else point.gradient)
         * free
     )
-    r, d = right, torch.zeros_like(right)
+    r = right
+    d = torch.zeros_like(right)
     z = precondition(r)
     q = z
     rz = float(r @ z)

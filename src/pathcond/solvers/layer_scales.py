@@ -26,7 +26,8 @@ class LayerScales:
     """
 
     def __init__(self, problem: Problem, free: Tensor) -> None:
-        self.free, self.num_layers = free, len(problem.groups)
+        self.free = free
+        self.num_layers = len(problem.groups)
         self.layer_of = torch.zeros(problem.num_units, dtype=torch.long, device=free.device)
         for layer, units in enumerate(problem.groups):
             self.layer_of[units] = layer
@@ -58,7 +59,8 @@ class LayerScales:
         pair[0][row:] = count + at
         ends = torch.cat([*found, torch.stack([single // len(moves), single % len(moves)], 1)])
         self.pair_of_row, self.pair_of_column = pair
-        self.ranks, self.own = problem.ranks, len(ends)
+        self.ranks = problem.ranks
+        self.own = len(ends)
         self.directions = self.ranks.concatenate(moves[ends[:, 0]] - moves[ends[:, 1]])
 
     def _moves(self, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -127,7 +129,8 @@ class LayerScales:
             energy = energy_at(w)
             return p * math.log(energy) + float(slope @ w) if 0 < energy < math.inf else math.inf
 
-        w, damping = torch.zeros_like(slope), 1e-12
+        w = torch.zeros_like(slope)
+        damping = 1e-12
         least = value(w)
         for _ in range(steps):
             now = e * (-self.directions @ w).exp()

@@ -40,13 +40,15 @@ def keep_pace(problem: Problem, solver: Solver) -> tuple[Problem, Solution]:
     """
     problem = problem.bounded(solver.max_log_scale)
     tilted, solution, gap = _solve_tilted(problem, solver, 0.0)
-    near, near_gap = 0.0, gap
+    near = 0.0
+    near_gap = gap
     step = math.copysign(0.25, -gap)
     # Find the other side: a weight or constant at which the energy is too low where it was too
     # high, or the other way round.
     while abs(gap) > KEPT and (gap > 0) == (near_gap > 0) and abs(near + step) <= FARTHEST:
         tilted, solution, gap = _solve_tilted(problem, solver, near + step)
-        far, far_gap = near + step, gap
+        far = near + step
+        far_gap = gap
         if (gap > 0) == (near_gap > 0):
             near = far
             near_gap = far_gap

@@ -113,7 +113,8 @@ class EpsilonShares:
         num_units = self.symmetry.num_units
         first = torch.ones_like(C.classes, dtype=torch.bool)
         first[1:] = C.classes[1:] != C.classes[:-1]
-        rising, size = C.coefficients > 0, C.coefficients.abs()
+        rising = C.coefficients > 0
+        size = C.coefficients.abs()
         sides = []
         for below, above in ((down, up), (up, down)):
             room = torch.where(rising, below[C.classes], above[C.classes]) / size

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..capture.aliasing import writes
 from ..capture.graph import capture_graphs
+from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node, is_empty
 from ..capture.outputs import require_fitting_types
 from ..capture.watching import Watch
@@ -49,7 +50,9 @@ class Captured:
     unfollowed: Mapping[str, str] = field(default_factory=dict)
 
 
-def capture_all(model: nn.Module, example_inputs: Any, other_inputs: Any = None) -> list[Captured]:
+def capture_all(
+    model: nn.Module, example_inputs: Inputs, other_inputs: Inputs | None = None
+) -> list[Captured]:
     """Capture a model on the user's examples, on one of other sizes, and where it takes other ways
     at further sizes.
 

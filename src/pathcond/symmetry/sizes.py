@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ..capture.isolation import attributes_kept, isolated, quiet
-from ..capture.models import as_call
+from ..capture.models import Inputs, as_call
 from ..capture.outputs import example_outputs
 from ..interrupts import uninterrupted
 
@@ -52,7 +52,7 @@ class Example:
             point beyond an axis that was cut; on an accelerator such a read cannot be caught.
     """
 
-    inputs: Any
+    inputs: Inputs
     given: bool = True
     runnable: bool = True
 
@@ -108,7 +108,7 @@ class OtherSizes:
         )
 
 
-def find_other_sizes(model: nn.Module, example_inputs: Any) -> OtherSizes:
+def find_other_sizes(model: nn.Module, example_inputs: Inputs) -> OtherSizes:
     """Examples that differ from the given one in every size that the model lets vary.
 
     Values are those of the example, cut or repeated.
@@ -266,7 +266,7 @@ def run_lightly(
 
 
 def _run_on_shapes(
-    model: nn.Module, example_inputs: Any, training: bool, call: Callable[..., Any] | None
+    model: nn.Module, example_inputs: Inputs, training: bool, call: Callable[..., Any] | None
 ) -> None:
     """Run the model without computing a value."""
     on_meta = any(parameter.is_meta for parameter in model.parameters())

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..capture.models import canonical_names
+from ..capture.models import Inputs, canonical_names
 from ..capture.nodes import Graph, Node
 from ..capture.precision import types_behind
 from ..distributed.sharding import original_class
@@ -139,7 +139,8 @@ class ClassMatrix:
             multiplied, divided: The same of every class, (num_classes,) float64 each.
             num_units: Of the Symmetry.
         """
-        positive, found = self.coefficients > 0, []
+        positive = self.coefficients > 0
+        found = []
         for up, down in ((multiplied, divided), (divided, multiplied)):
             terms = self.coefficients.abs() * torch.where(
                 positive, up[self.classes], down[self.classes]
@@ -288,9 +289,9 @@ class Symmetry:
 
 def find_symmetry(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Inputs,
     *,
-    other_inputs: Any = None,
+    other_inputs: Inputs | None = None,
     normalization: Normalization = "batch",
     approximate: bool = False,
     frozen: FrozenPolicy = "keep",

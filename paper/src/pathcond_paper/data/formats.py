@@ -93,7 +93,8 @@ def idx(content: bytes, name: Path) -> Tensor:
             raise DataError(f"{name} is truncated or altered: {error}") from error
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != IDX_BYTES:
         raise DataError(f"{name} is no idx file of unsigned bytes")
-    axes, start = content[3], 4 + 4 * content[3]
+    axes = content[3]
+    start = 4 + 4 * content[3]
     shape = struct.unpack(f">{axes}I", content[4:start]) if len(content) >= start else ()
     if not shape or len(content) - start != torch.Size(shape).numel():
         raise DataError(

@@ -46,7 +46,10 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds, self.step, self.start = device, dict[str, float](), "", 0.0
+        self.device = device
+        self.seconds = dict[str, float]()
+        self.step = ""
+        self.start = 0.0
 
     def __call__(self, step: str) -> None:
         """End the step at work and begin the next."""
@@ -55,7 +58,8 @@ class Stopwatch:
         now = time.perf_counter()
         if self.step:
             self.seconds[self.step] = self.seconds.get(self.step, 0.0) + now - self.start
-        self.step, self.start = step, now
+        self.step = step
+        self.start = now
 
     def stop(self) -> dict[str, float]:
         """End the step at work; the seconds of all."""
@@ -68,7 +72,8 @@ class Network:
 
     def __init__(self, job: Job, device: torch.device) -> None:
         torch.manual_seed(0)
-        self.job, self.device = job, device
+        self.job = job
+        self.device = device
         self.pixels = torch.randint(
             0, 256, (job["images"], 3, 32, 32), dtype=torch.uint8, device=device
         )
@@ -103,7 +108,8 @@ class Network:
 
     def _epoch(self, seed: int) -> Result:
         """Seconds of a step, times the steps of an epoch."""
-        batch, total = self.job["batch"], math.ceil(len(self.pixels) / self.job["batch"])
+        batch = self.job["batch"]
+        total = math.ceil(len(self.pixels) / self.job["batch"])
         steps = min(self.job["steps"], total)
         model = self._fresh(seed).train()  # gradients of its own
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -128,14 +134,16 @@ class Network:
         return {"seconds": watch.stop()}
 
     def _paper(self) -> Result:
-        watch, options = Stopwatch(self.device), dict[str, Any](AS_IN_PAPER)
+        watch = Stopwatch(self.device)
+        options = dict[str, Any](AS_IN_PAPER)
         watch("symmetry")
         condition_(self.model, self.paper, verify=False, describe=False, progress=watch, **options)
         return {"seconds": watch.stop()}
 
     def _box(self) -> Result:
         """The sweeps cost the same each: one is measured, and counts for all."""
-        watch, symmetry = Stopwatch(self.device), self.paper.symmetry
+        watch = Stopwatch(self.device)
+        symmetry = self.paper.symmetry
         watch("energy")
         g = diag_g(self.model, self.paper.sample, calibrate=False)
         watch("symmetry")

@@ -90,7 +90,8 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Minimise every criterion over the orbits of random θ, all of one length and with one loss."""
-    length, loss = jobs[0]["length"], LOSSES[jobs[0]["loss"]]
+    length = jobs[0]["length"]
+    loss = LOSSES[jobs[0]["loss"]]
     generators = [torch.Generator().manual_seed(job["seed"]) for job in jobs]
     theta = torch.stack(
         [torch.randn(length, dtype=torch.float64, generator=generator) for generator in generators]
@@ -114,7 +115,8 @@ def derivatives(a: Tensor, b: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     """∇L = b ∇Φ, (n, L), and ∇²L = a ∇Φ ∇Φᵀ + b ∇²Φ, (n, L, L), of θ (n, L); a = ℓ'' and b = ℓ' at
     Φ, (n,).
     """
-    phi, inverse = theta.prod(-1), theta.reciprocal()
+    phi = theta.prod(-1)
+    inverse = theta.reciprocal()
     both = inverse[..., :, None] * inverse[..., None, :]
     off_diagonal = both * (1 - torch.eye(theta.shape[-1]))
     gradient = (b * phi)[..., None] * inverse

@@ -180,7 +180,8 @@ def _epochs_panel(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _parameters(job: Job, depth: int) -> int:
-    width, inputs = job["width"], INPUTS[job["dataset"]]
+    width = job["width"]
+    inputs = INPUTS[job["dataset"]]
     return inputs * width + (depth - 1) * width**2 + 2 * depth * width + 10 * width + 10
 
 

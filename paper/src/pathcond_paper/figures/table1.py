@@ -122,7 +122,8 @@ def format_paths(paths: float) -> str:
 
 def agreement(row: Row) -> tuple[bool, bool, bool]:
     """Whether parameters, hidden units and paths are what the paper prints, to its last digit."""
-    paper, ours = NETWORKS[row.job["network"]][1], row.result
+    paper = NETWORKS[row.job["network"]][1]
+    ours = row.result
     return (
         ours["parameters"] == paper.parameters,
         ours["hidden_units"] == paper.hidden_units,
@@ -153,7 +154,8 @@ def table(rows: Sequence[Row]) -> str:
         )
     ]
     for row in rows:
-        ours, paper = row.result, NETWORKS[row.job["network"]][1]
+        ours = row.result
+        paper = NETWORKS[row.job["network"]][1]
         parameters, hidden_units, paths = ("✓" if agrees else "✗" for agrees in agreement(row))
         fraction, exponent = math.modf(ours["log10_true_paths"])
         lines.append(
@@ -204,7 +206,8 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     )
     if {row.job["network"] for row in rows} < set(NETWORKS):
         return [Claim.not_run(printed), Claim.not_run(definition)]
-    cells, wrong = 3 * len(rows), _wrong(rows)
+    cells = 3 * len(rows)
+    wrong = _wrong(rows)
     more = {
         row.job["network"]: row.result["log10_true_paths"] - math.log10(row.result["paths"])
         for row in rows

@@ -121,7 +121,8 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Measure them, each network warmed up once."""
-    device, done = torch.device(place.device), 0
+    device = torch.device(place.device)
+    done = 0
     for title, same in groupby(jobs, key=network_title):
         network: Network | None = None
         for job in same:

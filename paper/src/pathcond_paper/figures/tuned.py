@@ -480,7 +480,8 @@ class _Comparison:
         if "searched" in self.chosen:
             found: Sequence[float] = self.chosen["searched"]["layer_scales"]
             return found
-        setting, recipe = self.setting, self.setting.recipe(METHODS)
+        setting = self.setting
+        recipe = self.setting.recipe(METHODS)
         return search(
             recipe, self.data, setting.rates, setting.candidates, self.progress
         ).log_scales
@@ -702,7 +703,8 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     columns = min(3, len(names)) or 1
     drawing, axes = panels(max(1, -(-len(names) // columns)), columns)
     for panel, name in zip(axes, names, strict=False):
-        top, least = 1.0, math.inf
+        top = 1.0
+        least = math.inf
         for colour, method in zip(CYCLE, DRAWN, strict=True):
             found = tuned(rows, name, find_default(rows, name) if method == DEFAULT else method)
             if found is None:
@@ -766,7 +768,8 @@ def _never_worse(rows: Sequence[Row]) -> Claim:
         "Goal: at tuned rates the default is nowhere worse than the network as it is, by more than "
         "the seeds differ"
     )
-    gains, worse = {}, False
+    gains = {}
+    worse = False
     for name in settings_of(rows, "setting"):
         as_is = tuned(rows, name, "as-is")
         ours = tuned(rows, name, find_default(rows, name))

@@ -141,7 +141,8 @@ def compute(
     """
     # that "paper" changes train mode is known, and said a hundred times
     logging.getLogger("pathcond").setLevel(logging.ERROR)
-    since, told = time.monotonic(), -INTERVAL
+    since = time.monotonic()
+    told = -INTERVAL
 
     def progress(share: float, text: str) -> None:
         nonlocal told
@@ -202,12 +203,14 @@ def local(
     try:
         while todo.waiting or busy:
             while idle and todo.waiting:
-                worker, task = idle.popleft(), todo.waiting.popleft()
+                worker = idle.popleft()
+                task = todo.waiting.popleft()
                 busy[worker] = task
                 worker.begin(task)
             ready = wait([worker.link for worker in busy])
             for worker in [worker for worker in busy if worker.link in ready]:
-                task, said = busy[worker], worker.hear()
+                task = busy[worker]
+                said = worker.hear()
                 if said is None or isinstance(said, Ended):
                     idle.append(worker)
                     del busy[worker]
@@ -267,7 +270,8 @@ class _Worker:
     """A process with one device, started by its first task and anew by the first after its end."""
 
     def __init__(self, figure: str, place: Place) -> None:
-        self.figure, self.place = figure, place
+        self.figure = figure
+        self.place = place
         self.process: BaseProcess | None = None
         self.link: Connection
 
@@ -361,7 +365,8 @@ def cluster(
         raise EngineError(
             f"Ray gives each run a GPU of its own: --device cuda, not {place.device}."
         )
-    todo, running = _Tasks(tasks), {}
+    todo = _Tasks(tasks)
+    running = {}
     own = not ray.is_initialized()
     if own:
         _connect(workers)

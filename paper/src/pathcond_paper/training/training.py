@@ -358,7 +358,8 @@ def _repeatable(device: torch.device) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     flags = cudnn.deterministic, cudnn.benchmark
     torch.set_float32_matmul_precision("high")
-    cudnn.deterministic, cudnn.benchmark = True, False
+    cudnn.deterministic = True
+    cudnn.benchmark = False
     try:
         yield
     finally:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..energies import Carried, Energies
 from ..labels import Labels
+from ..scales import Scales
 from ..table import Family, energy, rule
-from ..values import Known
+from ..values import Known, Operand, Traced
 from .contraction import contract
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
 
 
 @rule(
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     family=Family("Attention: query and key scales cancel per head dimension, values pass through"),
 )
 def attention(
-    scales: Scales, query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: Any
+    scales: Scales, query: Traced, key: Traced, value: Traced, attn_mask: Operand, enable_gqa: Any
 ) -> Labels:
     lead = "ABCDEFGH"[: len(query.shape) - 2]
     q = scales.labels(query)
@@ -52,12 +50,12 @@ def _repeat_heads(labels: Labels, heads: int) -> Labels:
 @energy("scaled_dot_product_attention", measures=True)
 def attention_energy(
     energies: Energies,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Carried,
+    key: Carried,
+    value: Carried,
     attn_mask: Any,
     is_causal: bool,
-    scale: Any,
+    scale: float,
     enable_gqa: bool,
 ) -> Tensor:
     """Paths lead from the values, times the attention weights frozen at their value on the example

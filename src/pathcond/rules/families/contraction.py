@@ -8,21 +8,20 @@ positions; a weight meets all of them, so their log-scales are equated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import ascii_letters
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import labels as lb
+from ..energies import Carried, Energies
 from ..labels import ANY, Labels
 from ..picking import collapse_all, same_places
+from ..scales import Scales
 from ..table import Family, energy, rule
-from ..values import Picked
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
+from ..values import Picked, Traced, Weight
 
 CONTRACTION = Family(
     "Contractions: weights read the scales of their inputs and give fresh ones to their outputs",
@@ -33,7 +32,7 @@ MEMBERS = "#"  # the axis of a stack's members, which no equation of einsum has
 MAX_PRODUCTS = 1 << 22
 
 
-def contract(scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str) -> Any:
+def contract(scales: Scales, x: Traced, x_axes: str, w: Traced, w_axes: str, out_axes: str) -> Any:
     """Labels of einsum("x_axes,w_axes->out_axes"); the result has one axis per letter, size 1 where
     constant.
 
@@ -93,7 +92,7 @@ def _agree_where_constant(
 
 
 def _contract_picked(
-    scales: Scales, x: Any, x_axes: str, w: Any, w_axes: str, out_axes: str
+    scales: Scales, x: Traced, x_axes: str, w: Traced, w_axes: str, out_axes: str
 ) -> Any:
     """A contraction of what an index picked, with the members as one more axis that is not
     summed.
@@ -118,7 +117,11 @@ def _contract_picked(
         for value, axes in operands
         if isinstance(value, Picked)
     ]
-    if len(places) == 2 and not (x.pick == w.pick and same_places(places[0], places[1])):
+    if (
+        isinstance(x, Picked)
+        and isinstance(w, Picked)
+        and not (x.pick == w.pick and same_places(*places))
+    ):
         return contract(scales, collapse_all(scales, x), x_axes, w, w_axes, out_axes)
     pick = next(value.pick for value in (w, x) if isinstance(value, Picked))
 
@@ -152,7 +155,7 @@ def _sums_no_places(value: Picked, axes: str, out_axes: str) -> bool:
 
 
 def _through_weight(
-    scales: Scales, x: Labels, x_axes: str, w: Any, w_axes: str, out_axes: str
+    scales: Scales, x: Labels, x_axes: str, w: Weight, w_axes: str, out_axes: str
 ) -> Labels:
     w_sizes = dict(zip(w_axes, w.shape, strict=True))
     positions = [i for i, axis in enumerate(x_axes) if w_sizes.get(axis, 1) == 1]
@@ -184,7 +187,7 @@ def _arrange(ids: Any, axes: str, target: str) -> Any:
     return ids
 
 
-def _with_bias(scales: Scales, out: Labels, bias: Any) -> Labels:
+def _with_bias(scales: Scales, out: Labels, bias: Traced | None) -> Labels:
     out = scales.broadcast(out, scales.node.shape)
     if bias is None:
         return out
@@ -194,7 +197,7 @@ def _with_bias(scales: Scales, out: Labels, bias: Any) -> Labels:
 
 
 @rule("linear", family=CONTRACTION)
-def linear(scales: Scales, input: Any, weight: Any, bias: Any) -> Labels:
+def linear(scales: Scales, input: Traced, weight: Traced, bias: Traced | None) -> Labels:
     lead = _letters(len(input.shape) - 1)
     if len(weight.shape) == 1:
         return _with_bias(scales, contract(scales, input, lead + "i", weight, "i", lead), bias)
@@ -202,12 +205,19 @@ def linear(scales: Scales, input: Any, weight: Any, bias: Any) -> Labels:
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", family=CONTRACTION)
-def matmul(scales: Scales, x: Any, other: Any, mat2: Any, vec: Any, tensor: Any) -> Labels:
+def matmul(
+    scales: Scales,
+    x: Traced,
+    other: Traced | None,
+    mat2: Traced | None,
+    vec: Traced | None,
+    tensor: Traced | None,
+) -> Labels:
     right = next(operand for operand in (other, mat2, vec, tensor) if operand is not None)
     return scales.broadcast(_matmul(scales, x, right), scales.node.shape)
 
 
-def _matmul(scales: Scales, a: Any, b: Any) -> Labels:
+def _matmul(scales: Scales, a: Traced, b: Traced) -> Labels:
     rank_a, rank_b = len(a.shape), len(b.shape)
     lead = _letters(max(rank_a, rank_b) - 2)
     a_axes = "i" if rank_a == 1 else lead[len(lead) - (rank_a - 2) :] + "mi"
@@ -217,12 +227,12 @@ def _matmul(scales: Scales, a: Any, b: Any) -> Labels:
 
 
 @rule("outer", "ger", family=CONTRACTION)
-def outer(scales: Scales, x: Any, vec2: Any) -> Labels:
+def outer(scales: Scales, x: Traced, vec2: Traced) -> Labels:
     return contract(scales, x, "i", vec2, "j", "ij")
 
 
 @rule("inner", family=CONTRACTION)
-def inner(scales: Scales, x: Any, other: Any) -> Labels:
+def inner(scales: Scales, x: Traced, other: Traced) -> Labels:
     """Both are summed over their last axis."""
     left = _letters(len(x.shape) - 1)
     right = ascii_letters[: len(other.shape) - 1]
@@ -230,7 +240,9 @@ def inner(scales: Scales, x: Any, other: Any) -> Labels:
 
 
 @rule("tensordot", family=CONTRACTION)
-def tensordot(scales: Scales, x: Any, other: Any, dims_self: Any, dims_other: Any) -> Labels:
+def tensordot(
+    scales: Scales, x: Traced, other: Traced, dims_self: Sequence[int], dims_other: Sequence[int]
+) -> Labels:
     left = list(_letters(len(x.shape)))
     right = list(ascii_letters[: len(other.shape)])
     for one, two in zip(dims_self, dims_other, strict=True):
@@ -242,7 +254,14 @@ def tensordot(scales: Scales, x: Any, other: Any, dims_self: Any, dims_other: An
 
 @rule("addmm", "baddbmm", "addmv", family=CONTRACTION)
 def addmm(
-    scales: Scales, x: Any, mat1: Any, mat2: Any, batch1: Any, batch2: Any, mat: Any, vec: Any
+    scales: Scales,
+    x: Traced,
+    mat1: Traced,
+    mat2: Traced,
+    batch1: Traced,
+    batch2: Traced,
+    mat: Traced,
+    vec: Traced,
 ) -> Labels:
     a = next(operand for operand in (mat1, batch1, mat) if operand is not None)
     b = next(operand for operand in (mat2, batch2, vec) if operand is not None)
@@ -250,7 +269,7 @@ def addmm(
 
 
 @rule("einsum", family=CONTRACTION)
-def einsum(scales: Scales, equation: str, tensors: Any) -> Labels:
+def einsum(scales: Scales, equation: str, tensors: Sequence[Traced]) -> Labels:
     axes, out = _spell_out(equation, [len(tensor.shape) for tensor in tensors])
     if any(len(set(term)) < len(term) for term in axes):
         for tensor in tensors:
@@ -294,7 +313,9 @@ def _spell_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 @rule("bilinear", family=CONTRACTION)
-def bilinear(scales: Scales, input1: Any, input2: Any, weight: Any, bias: Any) -> Labels:
+def bilinear(
+    scales: Scales, input1: Traced, input2: Traced, weight: Traced, bias: Traced | None
+) -> Labels:
     """Σ_ij x_i W_oij y_j: W reads the product of what both inputs carry."""
     one, other = (scales.agree(scales.labels(x), range(len(x.shape) - 1)) for x in (input1, input2))
     rows = Labels(one.ids.reshape(-1, 1), (one.shape[-1], 1))
@@ -308,7 +329,12 @@ def bilinear(scales: Scales, input1: Any, input2: Any, weight: Any, bias: Any) -
     family=CONTRACTION,
 )
 def convolution(
-    scales: Scales, input: Any, weight: Any, bias: Any, groups: int, transposed: Any
+    scales: Scales,
+    input: Traced,
+    weight: Traced,
+    bias: Traced | None,
+    groups: int,
+    transposed: bool | None,
 ) -> Labels:
     """(N, g·i, space) with weight (g·o, i, kernel), or (g·i, o, kernel) if transposed -> (N, g·o,
     space).
@@ -353,7 +379,7 @@ def _letters(count: int) -> str:
         "linear conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"
     ).split(),
 )
-def weighted_sum(energies: Energies, bias: Any) -> Tensor:
+def weighted_sum(energies: Energies, bias: Carried) -> Tensor:
     """Weights lengthen the paths of what they read, biases start new ones: the op itself on
     energies and |θ|^p.
     """
@@ -376,7 +402,9 @@ def vector_product(energies: Energies) -> Tensor:
 
 
 @energy("tensordot")
-def tensordot_energy(energies: Energies, dims_self: Any, dims_other: Any) -> Tensor:
+def tensordot_energy(
+    energies: Energies, dims_self: Sequence[int], dims_other: Sequence[int]
+) -> Tensor:
     """Energies multiply and are summed."""
     dims = (list(dims_self), list(dims_other))
     return energies.product(lambda a, b: torch.tensordot(a, b, dims), "self", "other")
@@ -390,7 +418,7 @@ def matrix_product(energies: Energies) -> Tensor:
 
 
 @energy("addmm", "baddbmm", "addmv")
-def matrix_product_plus(energies: Energies, x: Any, alpha: Any, beta: Any) -> Tensor:
+def matrix_product_plus(energies: Energies, x: Carried, alpha: float, beta: float) -> Tensor:
     """Energies multiply and are summed; what is added starts paths."""
     _, left, right, *_ = energies.node.bound
     return energies.plus(
@@ -399,7 +427,7 @@ def matrix_product_plus(energies: Energies, x: Any, alpha: Any, beta: Any) -> Te
 
 
 @energy("bilinear")
-def bilinear_energy(energies: Energies, bias: Any) -> Tensor:
+def bilinear_energy(energies: Energies, bias: Carried) -> Tensor:
     """Energies multiply and are summed; what is added starts paths."""
 
     def multiply(x: Tensor, y: Tensor, w: Tensor) -> Tensor:

@@ -5,18 +5,15 @@ them.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..energies import FREEZE
+from ..energies import FREEZE, Carried, Energies, Energy
 from ..labels import ANY, Labels, constant
+from ..scales import Scales
 from ..table import Family, energy, rule
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
+from ..values import Operand
 
 HOMOGENEOUS = Family("Positively homogeneous: the scale passes through")
 SUMS = Family("Sums and selections: the scales of all operands are equated")
@@ -36,12 +33,12 @@ PASSING = tuple(
     *PASSING,
     family=HOMOGENEOUS,
 )
-def homogeneous(scales: Scales, x: Any) -> Labels:
+def homogeneous(scales: Scales, x: Operand) -> Labels:
     return scales.labels(x)
 
 
 @rule("prelu", family=HOMOGENEOUS)
-def prelu(scales: Scales, x: Any, weight: Any) -> Labels:
+def prelu(scales: Scales, x: Operand, weight: Operand) -> Labels:
     scales.pin(weight, "is the slope of a PReLU, which does not scale with its input")
     return scales.labels(x)
 
@@ -57,13 +54,13 @@ def prelu(scales: Scales, x: Any, weight: Any) -> Labels:
 )
 def clamp(
     scales: Scales,
-    x: Any,
-    min: Any,
-    max: Any,
-    min_val: Any,
-    max_val: Any,
-    threshold: Any,
-    value: Any,
+    x: Operand,
+    min: Operand,
+    max: Operand,
+    min_val: Operand,
+    max_val: Operand,
+    threshold: Operand,
+    value: Operand,
 ) -> Labels:
     if scales.node.op == "relu6":
         max = 6.0
@@ -90,7 +87,7 @@ def sign(scales: Scales) -> Labels:
     *"add sub rsub maximum minimum fmax fmin lerp hypot".split(),
     family=SUMS,
 )
-def total(scales: Scales, x: Any, other: Any, end: Any, weight: Any) -> Labels:
+def total(scales: Scales, x: Operand, other: Operand, end: Operand, weight: Operand) -> Labels:
     if end is not None:
         scales.pin(weight, "is an interpolation weight")
         other = end
@@ -100,7 +97,7 @@ def total(scales: Scales, x: Any, other: Any, end: Any, weight: Any) -> Labels:
 
 
 @rule("addcmul", "addcdiv", family=SUMS)
-def add_product(scales: Scales, x: Any, tensor1: Any, tensor2: Any) -> Labels:
+def add_product(scales: Scales, x: Operand, tensor1: Operand, tensor2: Operand) -> Labels:
     power = 1 if scales.node.op == "addcmul" else -1
     return scales.merge(
         x,
@@ -110,14 +107,14 @@ def add_product(scales: Scales, x: Any, tensor1: Any, tensor2: Any) -> Labels:
 
 
 @rule("where", family=SUMS)
-def where(scales: Scales, condition: Any, self: Any, other: Any) -> Labels:
+def where(scales: Scales, condition: Operand, self: Operand, other: Operand) -> Labels:
     scales.pin(condition, "decides a where")
     merged = scales.merge(self, other, reason="is an alternative to something that has no scale")
     return scales.broadcast(merged, scales.node.shape)
 
 
 @rule("masked_fill", family=SUMS)
-def masked_fill(scales: Scales, x: Any, mask: Any, value: Any) -> Labels:
+def masked_fill(scales: Scales, x: Operand, mask: Operand, value: Operand) -> Labels:
     scales.pin(mask, "decides a masked_fill")
     return scales.broadcast(
         scales.merge(x, value, reason="is filled with a constant"), scales.node.shape
@@ -133,18 +130,18 @@ def masked_fill(scales: Scales, x: Any, mask: Any, value: Any) -> Labels:
     "ne",
     family=Family("Comparisons: both sides are equated; the result carries no scale"),
 )
-def comparison(scales: Scales, x: Any, other: Any) -> Labels:
+def comparison(scales: Scales, x: Operand, other: Operand) -> Labels:
     scales.merge(x, other, reason="is compared with something that has no scale")
     return constant(scales.node.shape)
 
 
 @rule("mul", "multiply", family=PRODUCTS)
-def product(scales: Scales, x: Any, other: Any) -> Labels:
+def product(scales: Scales, x: Operand, other: Operand) -> Labels:
     return scales.combine((1, x), (1, other))
 
 
 @rule("div", "divide", "true_divide", family=PRODUCTS)
-def quotient(scales: Scales, x: Any, other: Any, rounding_mode: Any) -> Labels:
+def quotient(scales: Scales, x: Operand, other: Operand, rounding_mode: str | None) -> Labels:
     if rounding_mode is not None:
         scales.pin(other, "is rounded")
         return scales.pin(x, "is rounded")
@@ -152,7 +149,7 @@ def quotient(scales: Scales, x: Any, other: Any, rounding_mode: Any) -> Labels:
 
 
 @rule("square", "sqrt", "rsqrt", "reciprocal", family=PRODUCTS)
-def fixed_power(scales: Scales, x: Any) -> Labels:
+def fixed_power(scales: Scales, x: Operand) -> Labels:
     power = {"square": 2, "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2), "reciprocal": -1}[
         scales.node.op
     ]
@@ -160,7 +157,7 @@ def fixed_power(scales: Scales, x: Any) -> Labels:
 
 
 @rule("pow", family=PRODUCTS)
-def power(scales: Scales, x: Any, exponent: Any) -> Labels:
+def power(scales: Scales, x: Operand, exponent: Operand) -> Labels:
     if isinstance(exponent, (int, float)) and exponent != 0 and float(2 * exponent).is_integer():
         return scales.combine((Fraction(exponent), x))
     scales.pin(exponent, "is an exponent")
@@ -171,7 +168,7 @@ def power(scales: Scales, x: Any, exponent: Any) -> Labels:
     *"gelu silu elu celu selu mish softplus hardswish".split(),
     family=SMOOTH,
 )
-def smooth(scales: Scales, x: Any) -> Labels:
+def smooth(scales: Scales, x: Operand) -> Labels:
     if scales.approximate:
         return scales.labels(x)
     return scales.pin(
@@ -187,14 +184,14 @@ def smooth(scales: Scales, x: Any) -> Labels:
     ).split(),
     family=NONLINEAR,
 )
-def nonlinear(scales: Scales, x: Any, other: Any) -> Labels:
+def nonlinear(scales: Scales, x: Operand, other: Operand) -> Labels:
     scales.pin(other, f"passes through {scales.node.op}, which is not homogeneous")
     scales.pin(x, f"passes through {scales.node.op}, which is not homogeneous")
     return constant(scales.node.shape)
 
 
 @rule("glu", family=PRODUCTS)
-def gated(scales: Scales, x: Any, dim: int) -> Labels:
+def gated(scales: Scales, x: Operand, dim: int) -> Labels:
     """a · sigmoid(b): the scale of a passes, b is fixed."""
     labels = scales.labels(x)
     values, gate = labels.along([dim]).chunk(2, dim)
@@ -208,7 +205,7 @@ def zeros(scales: Scales) -> Labels:
 
 
 @rule("full_like", "new_full", family=NO_SCALE)
-def full(scales: Scales, fill_value: Any) -> Labels:
+def full(scales: Scales, fill_value: Operand) -> Labels:
     neutral = isinstance(fill_value, (int, float)) and (
         fill_value == 0 or abs(fill_value) == float("inf")
     )
@@ -227,7 +224,7 @@ def unscaled(scales: Scales) -> Labels:
 
 
 @rule("bernoulli", "normal", "poisson", "multinomial", family=NONLINEAR)
-def draw(scales: Scales, x: Any, p: Any, mean: Any, std: Any) -> Labels:
+def draw(scales: Scales, x: Operand, p: float | None, mean: Operand, std: Operand) -> Labels:
     for operand in (x, p, mean, std):
         scales.pin(operand, "is a parameter of a random draw")
     return constant(scales.node.shape)
@@ -239,7 +236,7 @@ def zero(scales: Scales) -> Labels:
 
 
 @rule("copy", "fill", family=WRITES)
-def write(scales: Scales, src: Any, value: Any) -> Labels:
+def write(scales: Scales, src: Operand, value: Operand) -> Labels:
     return scales.broadcast(scales.labels(src if src is not None else value), scales.node.shape)
 
 
@@ -252,13 +249,13 @@ NEAR_ZERO = 1e-8  # the gate f(x)/x of an activation at 0 is taken here
     *PASSING,
     *"clamp clamp_min clamp_max hardtanh relu6 threshold softshrink hardshrink".split(),
 )
-def unchanged(energies: Energies, x: Any) -> Tensor:
+def unchanged(energies: Energies, x: Carried) -> Tensor:
     """Homogeneous activations and clamps pass all paths on."""
     return energies.factor(x)
 
 
 @energy("prelu")
-def prelu_energy(energies: Energies, x: Any) -> Tensor:
+def prelu_energy(energies: Energies, x: Carried) -> Tensor:
     """Passes all paths on; the slope lies on none of them."""
     energies.end("weight", "is the slope of a PReLU")
     return energies.factor(x)
@@ -268,7 +265,7 @@ def prelu_energy(energies: Energies, x: Any) -> Tensor:
     *"gelu silu elu celu selu mish hardswish softplus".split(),
     measures=True,
 )
-def smooth_energy(energies: Energies, x: Any) -> Any:
+def smooth_energy(energies: Energies, x: Carried) -> Energy:
     """As ReLU with approximate=True; otherwise f(x) = x · gate, with the gate frozen at its value
     on the example batch.
     """
@@ -288,7 +285,7 @@ def _off_zero(x: Tensor) -> Tensor:
 
 
 @energy("glu", measures=True)
-def glu_energy(energies: Energies, x: Any, dim: int) -> Tensor:
+def glu_energy(energies: Energies, x: Carried, dim: int) -> Tensor:
     """a · sigmoid(b): the paths of a pass, times the gate frozen at its value on the example
     batch.
     """
@@ -298,7 +295,7 @@ def glu_energy(energies: Energies, x: Any, dim: int) -> Tensor:
 
 
 @energy("add", "sub", "rsub")
-def sum_energy(energies: Energies, x: Any, other: Any, alpha: Any) -> Tensor:
+def sum_energy(energies: Energies, x: Carried, other: Carried, alpha: float) -> Tensor:
     """Energies add."""
     weight = energies.power(1 if alpha is None else alpha)
     a, b = energies.summand(x), energies.summand(other)
@@ -306,13 +303,13 @@ def sum_energy(energies: Energies, x: Any, other: Any, alpha: Any) -> Tensor:
 
 
 @energy("maximum", "minimum", "fmax", "fmin")
-def choice_energy(energies: Energies, x: Any, other: Any) -> Tensor:
+def choice_energy(energies: Energies, x: Carried, other: Carried) -> Tensor:
     """One path per alternative: energies add."""
     return energies.summand(x) + energies.summand(other)
 
 
 @energy("addcmul")
-def add_product_energy(energies: Energies, x: Any, value: Any) -> Tensor:
+def add_product_energy(energies: Energies, x: Carried, value: float) -> Tensor:
     """Energies multiply, then add."""
     return energies.plus(
         energies.product(torch.mul, "tensor1", "tensor2") * energies.power(value), x
@@ -320,7 +317,7 @@ def add_product_energy(energies: Energies, x: Any, value: Any) -> Tensor:
 
 
 @energy("where", measures=True)
-def where_energy(energies: Energies, self: Any, other: Any) -> Tensor:
+def where_energy(energies: Energies, self: Carried, other: Carried) -> Tensor:
     """The share of samples on which an alternative is chosen; one path per alternative
     uncalibrated.
     """
@@ -332,7 +329,7 @@ def where_energy(energies: Energies, self: Any, other: Any) -> Tensor:
 
 
 @energy("masked_fill", measures=True)
-def masked_fill_energy(energies: Energies, x: Any, value: Any) -> Tensor:
+def masked_fill_energy(energies: Energies, x: Carried, value: Carried) -> Tensor:
     """The share of samples on which an element is kept."""
     kept, filled = (energies.measured(f, "mask") for f in (lambda m: ~m, lambda m: m))
     return kept * energies.summand(x) + filled * energies.summand(value)
@@ -345,7 +342,9 @@ def product_energy(energies: Energies) -> Tensor:
 
 
 @energy("div", "divide", "true_divide", measures=True)
-def quotient_energy(energies: Energies, x: Any, other: Any, rounding_mode: Any) -> Any:
+def quotient_energy(
+    energies: Energies, x: Carried, other: Carried, rounding_mode: str | None
+) -> Energy:
     """The divisor is frozen at its value on the example batch."""
     if rounding_mode is not None:
         return FREEZE
@@ -354,7 +353,7 @@ def quotient_energy(energies: Energies, x: Any, other: Any, rounding_mode: Any) 
 
 
 @energy("square", "pow", measures=True)
-def power_energy(energies: Energies, x: Any, exponent: Any) -> Any:
+def power_energy(energies: Energies, x: Carried, exponent: Carried) -> Energy:
     """n factors: each in turn has paths, times xⁿ⁻¹ frozen at its value on the example batch;
     uncalibrated all of them do.
     """
@@ -374,13 +373,13 @@ def zeros_energy(energies: Energies) -> Tensor:
 
 
 @energy("full_like", "new_full", "ones_like", "new_ones", "fill")
-def full_energy(energies: Energies, fill_value: Any, value: Any) -> Tensor:
+def full_energy(energies: Energies, fill_value: Carried, value: Carried) -> Tensor:
     """A constant starts paths."""
     constant = next((v for v in (fill_value, value) if v is not None), 1.0)
     return energies.summand(constant).expand(energies.node.shape)
 
 
 @energy("copy")
-def copy_energy(energies: Energies, src: Any) -> Tensor:
+def copy_energy(energies: Energies, src: Carried) -> Tensor:
     """The target takes the energy of what is written."""
     return energies.summand(src).expand(energies.node.shape)

@@ -4,20 +4,18 @@ and opaque modules.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from ..energies import FREEZE
+from ..energies import FREEZE, Carried, Energies, Energy
 from ..energies import grouped_product as multiply
 from ..labels import Labels, constant
 from ..picking import pick_from
+from ..scales import Scales
 from ..table import Family, energy, rule
+from ..values import Operand, Traced
 from .contraction import contract
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
 
 GROUPED = "_grouped_mm", "transformers::grouped_mm_fallback"
 
@@ -28,7 +26,9 @@ GROUPED = "_grouped_mm", "transformers::grouped_mm_fallback"
         "Grouped products: each expert's weights read the scales of their rows and give fresh ones"
     ),
 )
-def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, bias: Any) -> Any:
+def grouped_product(
+    scales: Scales, x: Traced, mat2: Traced, weight: Traced, offs: Operand, bias: Traced | None
+) -> Any:
     """(rows, in) with a stack (experts, in, out): rows offs[e - 1] to offs[e] meet matrix e ->
     (rows, out).
     """
@@ -45,7 +45,7 @@ def grouped_product(scales: Scales, x: Any, mat2: Any, weight: Any, offs: Any, b
     return contract(scales, x, "ri", Labels(matrices.ids[0], matrices.shape[1:]), "io", "ro")
 
 
-def opaque(scales: Scales, x: Any) -> Any:
+def opaque(scales: Scales, x: Traced) -> Any:
     """What enters a module that cannot be captured is fixed, and so is what it returns."""
     kind = type(scales.node.target.module).__name__
     scales.pin(x, f"enters {kind}, which cannot be captured")
@@ -56,7 +56,9 @@ def opaque(scales: Scales, x: Any) -> Any:
 
 
 @energy(*GROUPED, measures=True)
-def grouped_energy(energies: Energies, x: Any, mat2: Any, weight: Any, bias: Any) -> Any:
+def grouped_energy(
+    energies: Energies, x: Carried, mat2: Carried, weight: Carried, bias: Carried
+) -> Energy:
     """Energies multiply and are summed; rows meet the expert that they meet on the example
     batch.
     """

@@ -6,21 +6,18 @@ Members of a stack of parameters that an unknown index picks from stay apart (``
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import FREEZE, Edges, Frozen, PathSum
+from ..energies import FREEZE, Carried, Edges, Energies, Energy, Frozen, PathSum
 from ..labels import Labels, constant
 from ..picking import pick_from
+from ..scales import Scales
 from ..table import Family, energy, rule
-from ..values import Known
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
+from ..values import Known, Operand
 
 SUM_OF_ROWS, MEAN_OF_ROWS = 0, 1  # modes of embedding_bag
 INDEXING = Family(
@@ -32,7 +29,7 @@ INDEXING = Family(
 
 
 @rule("embedding", family=INDEXING)
-def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
+def embedding(scales: Scales, weight: Operand, indices: Any) -> Labels:
     """Which rows are read depends on the data, so all rows share one log-scale per column."""
     scales.pin(indices, "is an index")
     weight = scales.simplify(weight)
@@ -47,7 +44,7 @@ def embedding(scales: Scales, weight: Any, indices: Any) -> Labels:
 
 @rule("embedding_bag", family=replace(INDEXING, selects=False))
 def embedding_bag(
-    scales: Scales, weight: Any, indices: Any, offsets: Any, per_sample_weights: Any
+    scales: Scales, weight: Operand, indices: Any, offsets: Operand, per_sample_weights: Operand
 ) -> Any:
     """Sums, means and maxima of rows: one log-scale per column, plus that of the rows' weights."""
     shape, *others = scales.node.shape
@@ -62,7 +59,7 @@ def embedding_bag(
 
 
 @rule("index", family=INDEXING)
-def index(scales: Scales, x: Any, indices: Any) -> Any:
+def index(scales: Scales, x: Operand, indices: Any) -> Any:
     if scales.value(indices[0]) is None and all(given is None for given in indices[1:]):
         picked = pick_from(scales, x, scales.node.bound["indices"][0])
         if picked is not None:
@@ -107,7 +104,7 @@ def index(scales: Scales, x: Any, indices: Any) -> Any:
 
 
 @rule("index_select", family=INDEXING)
-def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Any:
+def index_select(scales: Scales, x: Operand, dim: int, index: Operand) -> Any:
     x, value = scales.simplify(x), scales.value(index)
     if value is not None and scales.is_weight(x):
         return scales.picked(x, lambda at: at.index_select(dim, value))
@@ -123,7 +120,7 @@ def index_select(scales: Scales, x: Any, dim: int, index: Any) -> Any:
 
 
 @rule("gather", "take_along_dim", family=INDEXING)
-def gather(scales: Scales, x: Any, dim: int, index: Any, indices: Any) -> Labels:
+def gather(scales: Scales, x: Operand, dim: int, index: Operand, indices: Any) -> Labels:
     scales.pin(index if index is not None else indices, "is an index")
     labels = scales.agree(scales.labels(x), [dim])
     varying = [
@@ -135,7 +132,7 @@ def gather(scales: Scales, x: Any, dim: int, index: Any, indices: Any) -> Labels
 
 
 @rule("tril", "triu", family=INDEXING)
-def triangle(scales: Scales, x: Any) -> Labels:
+def triangle(scales: Scales, x: Operand) -> Labels:
     return scales.labels(x)
 
 
@@ -143,7 +140,7 @@ def triangle(scales: Scales, x: Any) -> Labels:
 
 
 @energy("embedding", measures=True)
-def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
+def embedding_energy(energies: Energies, weight: Carried, indices: Any) -> Tensor:
     """The rows that the example batch reads; uncalibrated one path per row."""
     table = energies.summand(weight)
     if not energies.calibrate and not isinstance(indices, Known):
@@ -153,8 +150,13 @@ def embedding_energy(energies: Energies, weight: Any, indices: Any) -> Tensor:
 
 @energy("embedding_bag", measures=True)
 def embedding_bag_energy(
-    energies: Energies, weight: Any, indices: Any, offsets: Any, mode: int, per_sample_weights: Any
-) -> Any:
+    energies: Energies,
+    weight: Carried,
+    indices: Any,
+    offsets: Any,
+    mode: int,
+    per_sample_weights: Any,
+) -> Energy:
     """The rows that the example batch reads, 1/n of each in a mean; uncalibrated one path per
     row.
     """
@@ -188,7 +190,7 @@ def embedding_bag_energy(
 
 
 @energy("index", measures=True)
-def index_energy(energies: Energies, x: Any, indices: Any) -> Any:
+def index_energy(energies: Energies, x: Carried, indices: Any) -> Energy:
     """What the example batch picks; uncalibrated one path per element that may be picked."""
     power = energies.summand(x)
     unknown = any(isinstance(given, (Frozen, PathSum)) for given in indices)
@@ -230,7 +232,7 @@ def _rows(power: Tensor, at: Any, shape: Any) -> Tensor:
 
 
 @energy("index_select", "gather", "take_along_dim", measures=True)
-def picked(energies: Energies, x: Any, dim: int, index: Any, indices: Any) -> Any:
+def picked(energies: Energies, x: Carried, dim: int, index: Any, indices: Any) -> Energy:
     """What the example batch picks; uncalibrated one path per element that may be picked."""
     name = "index" if index is not None else "indices"
     given = index if index is not None else indices

@@ -18,21 +18,20 @@ fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...capture.nodes import Graph, Node
 from .. import labels as lb
+from ..energies import Carried, Energies
 from ..labels import FIXED, Labels
+from ..scales import Scales
 from ..table import Family, energy, rule
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
+from ..values import Operand
 
 NORMALIZATION = Family("Normalization: by the choice of `normalization`")
 WITH_STATISTICS = ("batch_norm", "cudnn_batch_norm", "instance_norm")  # running ones, if any
@@ -45,11 +44,11 @@ LEAST_VARIANCE = 1e-12
 @rule("batch_norm", "cudnn_batch_norm", family=NORMALIZATION)
 def batch_norm(
     scales: Scales,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    input: Operand,
+    weight: Operand,
+    bias: Operand,
+    running_mean: Operand,
+    running_var: Operand,
     eps: float,
     training: bool,
 ) -> Labels:
@@ -58,17 +57,14 @@ def batch_norm(
     # a channel of zeros does not stay zero behind μ and β
     per_channel = Labels(per_channel.ids.clamp(min=FIXED), x.shape)
     channels = per_channel.along([1]).flatten()
-    tracked = (
-        scales.is_buffer(running_mean)
-        and scales.is_buffer(running_var)
-        and not (training and not scales.training)
-    )
     tail = (-1, *[1] * (len(x.shape) - 2))
-    if not tracked:
+    on_the_batch = training and not scales.training
+    if on_the_batch or not (scales.is_buffer(running_mean) and scales.is_buffer(running_var)):
         scales.pin(per_channel, "feeds a normalization without running statistics")
         scales.pin(running_mean, "is used as the mean of a normalization")
         scales.pin(running_var, "is used as the variance of a normalization")
-    elif scales.normalization == "gain":
+        return _behind(scales, x.shape, weight, bias, tail, tracked=False)
+    if scales.normalization == "gain":
         scales.pin(per_channel, 'feeds a normalization (fixed under normalization="gain")')
     else:
         scales.factors.follow(running_mean, channels, by=scales.node)
@@ -79,17 +75,17 @@ def batch_norm(
             scales.pin(weight, 'is the gain of a normalization (fixed under normalization="paper")')
             return _plus_bias(scales, Labels(per_channel.ids, x.shape), bias, tail)
         scales.factors.follow(running_var, channels, by=scales.node, epsilon=eps)
-    return _behind(scales, x.shape, weight, bias, tail, tracked=tracked)
+    return _behind(scales, x.shape, weight, bias, tail, tracked=True)
 
 
 @rule("instance_norm", family=NORMALIZATION)
 def instance_norm(
     scales: Scales,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    input: Operand,
+    weight: Operand,
+    bias: Operand,
+    running_mean: Operand,
+    running_var: Operand,
     eps: float,
     use_input_stats: bool,
 ) -> Labels:
@@ -103,14 +99,18 @@ def instance_norm(
 
 
 @rule("layer_norm", "rms_norm", family=NORMALIZATION)
-def layer_norm(scales: Scales, input: Any, normalized_shape: Any, weight: Any, bias: Any) -> Labels:
+def layer_norm(
+    scales: Scales, input: Operand, normalized_shape: Sequence[int], weight: Operand, bias: Operand
+) -> Labels:
     x = scales.labels(input)
     _in_front(scales, x, range(len(x.shape) - len(normalized_shape), len(x.shape)))
     return _behind(scales, x.shape, weight, bias, tuple(normalized_shape))
 
 
 @rule("group_norm", family=NORMALIZATION)
-def group_norm(scales: Scales, input: Any, num_groups: int, weight: Any, bias: Any) -> Labels:
+def group_norm(
+    scales: Scales, input: Operand, num_groups: int, weight: Operand, bias: Operand
+) -> Labels:
     x = scales.labels(input)
     batch, channels, *space = x.shape
     grouped = lb.reshape(x, (batch, num_groups, channels // num_groups, *space))
@@ -128,8 +128,8 @@ def _in_front(scales: Scales, x: Labels, axes: Iterable[int]) -> None:
 def _behind(
     scales: Scales,
     shape: tuple[int, ...],
-    weight: Any,
-    bias: Any,
+    weight: Operand,
+    bias: Operand,
     tail: tuple[int, ...],
     *,
     tracked: bool = False,
@@ -147,7 +147,7 @@ def _behind(
     return _plus_bias(scales, out, bias, tail)
 
 
-def _plus_bias(scales: Scales, out: Labels, bias: Any, tail: tuple[int, ...]) -> Labels:
+def _plus_bias(scales: Scales, out: Labels, bias: Operand, tail: tuple[int, ...]) -> Labels:
     if bias is None:
         return out
     reason = f'is the bias of a normalization (fixed under normalization="{scales.normalization}")'
@@ -227,7 +227,7 @@ def find_handwritten(graph: Graph) -> HandwrittenNorms:
     return HandwrittenNorms(frozenset(epsilon_sums), frozenset(gains))
 
 
-def handwritten_epsilon(scales: Scales, x: Any) -> Labels:
+def handwritten_epsilon(scales: Scales, x: Operand) -> Labels:
     """statistic + ε: ε is ignored where the front of a norm may be rescaled approximately, else
     fixes it.
     """
@@ -236,7 +236,7 @@ def handwritten_epsilon(scales: Scales, x: Any) -> Labels:
     return scales.merge(x, 1.0, reason="feeds a normalization whose ε does not scale")
 
 
-def handwritten_gain(scales: Scales, x: Any, other: Any) -> Labels:
+def handwritten_gain(scales: Scales, x: Operand, other: Operand) -> Labels:
     """normalised · γ, in either order."""
     if scales.normalization not in BEHIND_FREE:
         for operand in (x, other):
@@ -249,7 +249,9 @@ def handwritten_gain(scales: Scales, x: Any, other: Any) -> Labels:
 
 
 @energy("batch_norm", "cudnn_batch_norm", measures=True)
-def batch_norm_energy(energies: Energies, input: Any, weight: Any, bias: Any, eps: float) -> Tensor:
+def batch_norm_energy(
+    energies: Energies, input: Carried, weight: Carried, bias: Carried, eps: float
+) -> Tensor:
     """Times |γ/σ|^p, plus |β|^p; the −γμ/σ of a BatchNorm starts no path."""
     _, variance = energies.statistics()
     x = energies.summand(input)
@@ -261,7 +263,12 @@ def batch_norm_energy(energies: Energies, input: Any, weight: Any, bias: Any, ep
 
 @energy("instance_norm", measures=True)
 def instance_norm_energy(
-    energies: Energies, input: Any, running_mean: Any, weight: Any, bias: Any, eps: float
+    energies: Energies,
+    input: Carried,
+    running_mean: Carried,
+    weight: Carried,
+    bias: Carried,
+    eps: float,
 ) -> Tensor:
     """Times |γ/σ|^p, plus |β|^p."""
     if running_mean is not None:
@@ -275,7 +282,12 @@ def instance_norm_energy(
 
 @energy("layer_norm", "rms_norm", measures=True)
 def layer_norm_energy(
-    energies: Energies, input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any
+    energies: Energies,
+    input: Carried,
+    normalized_shape: Sequence[int],
+    weight: Carried,
+    bias: Carried,
+    eps: float,
 ) -> Tensor:
     """Times |γ/σ|^p, plus |β|^p."""
     x = energies.summand(input)
@@ -288,7 +300,7 @@ def layer_norm_energy(
 
 @energy("group_norm", measures=True)
 def group_norm_energy(
-    energies: Energies, input: Any, num_groups: int, weight: Any, bias: Any, eps: float
+    energies: Energies, input: Carried, num_groups: int, weight: Carried, bias: Carried, eps: float
 ) -> Tensor:
     """Times |γ/σ|^p, plus |β|^p."""
     x = energies.summand(input)
@@ -337,7 +349,12 @@ def _normalised_part(variance: Tensor, eps: float) -> Tensor:
 
 
 def _affine(
-    energies: Energies, x: Tensor, factor: Tensor, weight: Any, bias: Any, tail: tuple[int, ...]
+    energies: Energies,
+    x: Tensor,
+    factor: Tensor,
+    weight: Carried,
+    bias: Carried,
+    tail: tuple[int, ...],
 ) -> Tensor:
     """|γ|^p · factor · x + |β|^p."""
     if weight is not None:

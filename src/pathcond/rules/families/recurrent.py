@@ -9,19 +9,17 @@ and GRUs have no rule: their units are fixed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..energies import FREEZE, PathSum
+from ..energies import FREEZE, Carried, Energies, Energy, PathSum
 from ..labels import Labels
+from ..scales import Scales
 from ..table import Family, energy, rule
+from ..values import Operand, Traced
 from .contraction import contract
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
 
 RECURRENT = Family(
     "Recurrent layers with ReLU: one scale per hidden unit, the same at every step",
@@ -33,7 +31,15 @@ STATE = "is a state that something without a scale enters"
 
 
 @rule("rnn_relu_cell", family=RECURRENT)
-def cell(scales: Scales, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Labels:
+def cell(
+    scales: Scales,
+    input: Operand,
+    hx: Operand,
+    w_ih: Traced,
+    w_hh: Traced,
+    b_ih: Traced | None,
+    b_hh: Traced | None,
+) -> Labels:
     out = _feed(scales, _per_unit(scales, input), w_ih, b_ih)
     out = scales.merge(out, _feed(scales, _per_unit(scales, hx), w_hh, b_hh), reason=STATE)
     return scales.broadcast(out, scales.node.shape)
@@ -42,9 +48,9 @@ def cell(scales: Scales, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any, b
 @rule("rnn_relu", family=RECURRENT)
 def rnn(
     scales: Scales,
-    x: Any,
-    hx: Any,
-    params: Any,
+    x: Operand,
+    hx: Operand,
+    params: Sequence[Operand],
     has_biases: bool,
     num_layers: int,
     bidirectional: bool,
@@ -72,20 +78,26 @@ def rnn(
 
 
 def _recurrence(
-    scales: Scales, x: Labels, state: Labels, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any
+    scales: Scales,
+    x: Labels,
+    state: Labels,
+    w_ih: Traced,
+    w_hh: Traced,
+    b_ih: Traced | None,
+    b_hh: Traced | None,
 ) -> Labels:
     """The scales of one direction of one layer; what enters the state must fit what it becomes."""
     out = scales.merge(_feed(scales, x, w_ih, b_ih), state, reason=STATE)
     return scales.merge(out, _feed(scales, out, w_hh, b_hh), reason=STATE)
 
 
-def _feed(scales: Scales, x: Labels, weight: Any, bias: Any) -> Labels:
+def _feed(scales: Scales, x: Labels, weight: Traced, bias: Traced | None) -> Labels:
     """Labels of W x + b, (units,)."""
     out = contract(scales, x, "i", weight, "oi", "o")
     return out if bias is None else scales.merge(out, bias, reason=BIAS)
 
 
-def _per_unit(scales: Scales, x: Any) -> Labels:
+def _per_unit(scales: Scales, x: Operand) -> Labels:
     """One label per element of the last axis: steps and samples share them."""
     labels = scales.labels(x)
     rank = len(labels.shape)
@@ -108,7 +120,7 @@ def _runs(params: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 @energy("rnn_relu")
-def rnn_energy(energies: Energies, params: Any, has_biases: bool) -> Any:
+def rnn_energy(energies: Energies, params: Any, has_biases: bool) -> Energy:
     """Step by step as written out: the op itself on energies and |θ|^p, where ReLU does nothing."""
     if any(isinstance(p, PathSum) for p in params):
         return FREEZE
@@ -122,7 +134,7 @@ def rnn_energy(energies: Energies, params: Any, has_biases: bool) -> Any:
 
 
 @energy("rnn_relu_cell")
-def cell_energy(energies: Energies, w_ih: Any, w_hh: Any) -> Any:
+def cell_energy(energies: Energies, w_ih: Carried, w_hh: Carried) -> Energy:
     """Step by step as written out: the op itself on energies and |θ|^p, where ReLU does nothing."""
     if isinstance(w_ih, PathSum) or isinstance(w_hh, PathSum):
         return FREEZE

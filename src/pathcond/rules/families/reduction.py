@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .. import labels as lb
-from ..energies import FREEZE
+from ..energies import FREEZE, Carried, Energies, Energy
 from ..labels import Labels, constant
+from ..scales import Scales
 from ..table import Family, energy, rule
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
+from ..values import Axes, Operand
 
 REDUCTION = Family("Reductions: the scales of what is reduced are equated")
 POOLING = Family(
@@ -24,7 +22,7 @@ POOLING = Family(
 )
 
 
-def _reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
+def _reduce(scales: Scales, x: Operand, dim: Axes, keepdim: bool | None) -> Labels:
     labels = scales.labels(x)
     rank = len(labels.shape)
     dims = (
@@ -48,36 +46,38 @@ def _reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
     *"sum mean amax amin nansum nanmean std".split(),
     family=REDUCTION,
 )
-def reduce(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
+def reduce(scales: Scales, x: Operand, dim: Axes, keepdim: bool | None) -> Labels:
     return _reduce(scales, x, dim, keepdim)
 
 
 @rule("norm", "linalg_vector_norm", family=REDUCTION)
-def norm(scales: Scales, x: Any, p: Any, ord: Any, dim: Any, keepdim: Any) -> Labels:
+def norm(
+    scales: Scales, x: Operand, p: float | None, ord: float | None, dim: Axes, keepdim: bool | None
+) -> Labels:
     if 0 in (p, ord):  # the number of nonzero elements
         scales.pin(x, "is counted")
     return _reduce(scales, x, dim, keepdim)
 
 
 @rule("aminmax", family=REDUCTION)
-def extrema(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
+def extrema(scales: Scales, x: Operand, dim: Axes, keepdim: bool | None) -> Any:
     values = _reduce(scales, x, dim, keepdim)
     return values, values
 
 
 @rule("kthvalue", family=REDUCTION)
-def ranked_value(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
+def ranked_value(scales: Scales, x: Operand, dim: Axes, keepdim: bool | None) -> Any:
     values = _reduce(scales, x, dim, keepdim)
     return values, constant(values.shape)
 
 
 @rule("trace", family=REDUCTION)
-def trace(scales: Scales, x: Any) -> Labels:
+def trace(scales: Scales, x: Operand) -> Labels:
     return _reduce(scales, lb.through_view(torch.diagonal, scales.labels(x)), None, False)
 
 
 @rule("diff", family=REDUCTION)
-def difference(scales: Scales, x: Any, dim: int, prepend: Any, append: Any) -> Labels:
+def difference(scales: Scales, x: Operand, dim: int, prepend: Operand, append: Operand) -> Labels:
     """Differences along an axis, which shares one scale with what is put before and behind it."""
     parts = [
         scales.agree(scales.labels(part), [dim])
@@ -94,7 +94,7 @@ def _with_size_one(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 
 @rule("max", "min", "median", family=REDUCTION)
-def extremum(scales: Scales, x: Any, dim: Any, keepdim: Any, other: Any) -> Any:
+def extremum(scales: Scales, x: Operand, dim: Axes, keepdim: bool | None, other: Operand) -> Any:
     if other is not None:
         return scales.merge(x, other, reason="is compared with something that has no scale")
     values = _reduce(scales, x, dim, keepdim)
@@ -102,41 +102,41 @@ def extremum(scales: Scales, x: Any, dim: Any, keepdim: Any, other: Any) -> Any:
 
 
 @rule("var", family=REDUCTION)
-def variance(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Labels:
+def variance(scales: Scales, x: Operand, dim: Axes, keepdim: bool | None) -> Labels:
     return scales.combine((2, _reduce(scales, x, dim, keepdim)))
 
 
 @rule("var_mean", "std_mean", family=REDUCTION)
-def variance_and_mean(scales: Scales, x: Any, dim: Any, keepdim: Any) -> Any:
+def variance_and_mean(scales: Scales, x: Operand, dim: Axes, keepdim: bool | None) -> Any:
     mean = _reduce(scales, x, dim, keepdim)
     return (scales.combine((2 if scales.node.op == "var_mean" else 1, mean)), mean)
 
 
 @rule("argmax", "argmin", "argsort", family=REDUCTION)
-def position(scales: Scales, x: Any, dim: Any) -> Labels:
+def position(scales: Scales, x: Operand, dim: Axes) -> Labels:
     _reduce(scales, x, dim, True)
     return constant(scales.node.shape)
 
 
 @rule("cummax", "cummin", family=REDUCTION)
-def running_extremum(scales: Scales, x: Any, dim: int) -> Any:
+def running_extremum(scales: Scales, x: Operand, dim: int) -> Any:
     values = scales.agree(scales.labels(x), [dim])
     return values, constant(values.shape)
 
 
 @rule("cumsum", family=REDUCTION)
-def running(scales: Scales, x: Any, dim: int) -> Labels:
+def running(scales: Scales, x: Operand, dim: int) -> Labels:
     return scales.agree(scales.labels(x), [dim])
 
 
 @rule("sort", "topk", family=REDUCTION)
-def ordered(scales: Scales, x: Any, dim: Any) -> Any:
+def ordered(scales: Scales, x: Operand, dim: int | None) -> Any:
     axis = -1 if dim is None else dim
     ids = scales.agree(scales.labels(x), [axis]).ids
     return Labels(ids, scales.node.shape[0]), constant(scales.node.shape[1])
 
 
-def _spatial(scales: Scales, x: Any, rank: int) -> Labels:
+def _spatial(scales: Scales, x: Operand, rank: int) -> Labels:
     """One label per channel, for an op that moves over the last ``rank`` axes."""
     ids = scales.agree(scales.labels(x), range(-rank, 0)).ids
     shape = scales.node.shape
@@ -145,7 +145,7 @@ def _spatial(scales: Scales, x: Any, rank: int) -> Labels:
 
 def _pool(rank: int, *ops: str) -> None:
     @rule(*ops, family=POOLING)
-    def pool(scales: Scales, x: Any) -> Any:
+    def pool(scales: Scales, x: Operand) -> Any:
         pooled = _spatial(scales, x, rank)
         return (pooled, constant(pooled.shape)) if isinstance(scales.node.shape, list) else pooled
 
@@ -193,7 +193,7 @@ _pool(
 
 
 @rule("cdist", family=REDUCTION)
-def distances(scales: Scales, x1: Any, x2: Any, p: float) -> Labels:
+def distances(scales: Scales, x1: Operand, x2: Operand, p: float) -> Labels:
     """Every row of one is compared with every row of the other, so they share one scale."""
     if p == 0:
         scales.pin(x2, "is counted")
@@ -206,7 +206,7 @@ def distances(scales: Scales, x1: Any, x2: Any, p: float) -> Labels:
 
 
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", family=POOLING)
-def grid_sample(scales: Scales, input: Any, grid: Any) -> Labels:
+def grid_sample(scales: Scales, input: Operand, grid: Operand) -> Labels:
     scales.pin(grid, "is a sampling grid")
     labels = scales.labels(input)
     return Labels(scales.agree(labels, range(2, len(labels.shape))).ids, scales.node.shape)
@@ -227,14 +227,16 @@ def summed(energies: Energies) -> Tensor:
 
 
 @energy("mean")
-def averaged(energies: Energies, x: Any) -> Tensor:
+def averaged(energies: Energies, x: Carried) -> Tensor:
     """The average of n elements has paths of weight 1/n from each."""
     total = energies.itself()
     return total * (energies.summand(x).numel() / max(1, total.numel())) ** (1 - energies.p)
 
 
 @energy("amax", "amin", "max", "min", "median")
-def selected(energies: Energies, x: Any, dim: Any, keepdim: Any, other: Any) -> Any:
+def selected(
+    energies: Energies, x: Carried, dim: Axes, keepdim: bool | None, other: Carried
+) -> Energy:
     """One path per element that may be selected."""
     if other is not None:
         return energies.summand(x) + energies.summand(other)
@@ -245,7 +247,7 @@ def selected(energies: Energies, x: Any, dim: Any, keepdim: Any, other: Any) -> 
 
 
 @energy("max_unpool2d", "max_unpool3d", measures=True)
-def unpooled(energies: Energies, x: Any) -> Tensor:
+def unpooled(energies: Energies, x: Carried) -> Tensor:
     """Where the example batch sends it; uncalibrated one path per place that it may be sent to."""
     power = energies.summand(x)
     if energies.calibrate:
@@ -255,14 +257,14 @@ def unpooled(energies: Energies, x: Any) -> Tensor:
 
 
 @energy("sort", "topk")
-def ranked(energies: Energies, x: Any, dim: Any) -> Any:
+def ranked(energies: Energies, x: Carried, dim: Axes) -> Energy:
     """One path per element that may be selected."""
     total = energies.summand(x).sum(-1 if dim is None else dim, keepdim=True)
     return total.expand(energies.node.shape[0]), FREEZE
 
 
 @energy("var_mean", "std_mean", measures=True)
-def spread_and_mean(energies: Energies, x: Any, dim: Any, keepdim: Any) -> Any:
+def spread_and_mean(energies: Energies, x: Carried, dim: Axes, keepdim: bool | None) -> Energy:
     """The mean has paths of weight 1/n from each element; the spread ends them."""
     power = energies.summand(x)
     mean = power.mean(list(range(power.dim())) if dim is None else dim, keepdim=bool(keepdim))
@@ -278,8 +280,13 @@ def spread_and_mean(energies: Energies, x: Any, dim: Any, keepdim: Any) -> Any:
     "max_pool3d_with_indices",
 )
 def max_pool_energy(
-    energies: Energies, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any
-) -> Any:
+    energies: Energies,
+    x: Carried,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Energy:
     """One path per entry of the window."""
     shape = energies.node.shape[0] if isinstance(energies.node.shape, list) else energies.node.shape
     total = _window_sum(
@@ -290,7 +297,7 @@ def max_pool_energy(
 
 @energy("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool_energy(
-    energies: Energies, x: Any, kernel_size: Any, stride: Any, padding: Any
+    energies: Energies, x: Carried, kernel_size: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
     """Paths of weight 1/n from each of the n entries of the window."""
     power = energies.summand(x)
@@ -306,7 +313,7 @@ def avg_pool_energy(
 
 
 @energy("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_avg_pool_energy(energies: Energies, x: Any, output_size: Any) -> Tensor:
+def adaptive_avg_pool_energy(energies: Energies, x: Carried, output_size: list[int]) -> Tensor:
     """Paths of weight 1/n from each of the n entries of the window."""
     power = energies.summand(x)
     sizes = _adaptive_sizes(
@@ -316,7 +323,7 @@ def adaptive_avg_pool_energy(energies: Energies, x: Any, output_size: Any) -> Te
 
 
 @energy("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool_energy(energies: Energies, x: Any, output_size: Any) -> Any:
+def adaptive_max_pool_energy(energies: Energies, x: Carried, output_size: list[int]) -> Energy:
     """One path per entry of the window."""
     power = energies.summand(x)
     shape = energies.node.shape[0]
@@ -334,7 +341,7 @@ def adaptive_max_pool_energy(energies: Energies, x: Any, output_size: Any) -> An
     "_upsample_bilinear2d_aa",
     "_upsample_bicubic2d_aa",
 )
-def interpolated(energies: Energies, x: Any) -> Tensor:
+def interpolated(energies: Energies, x: Carried) -> Tensor:
     """Paths of the interpolation's own weights, one matrix per axis."""
     power = energies.summand(x)
     rank = power.dim() - 2

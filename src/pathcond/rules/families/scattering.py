@@ -7,21 +7,18 @@ any place along it, so these share one scale, while the other axes keep theirs a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...trees import tree_leaves
-from ..energies import FREEZE, Frozen, PathSum
+from ..energies import FREEZE, Carried, Energies, Energy, Frozen, PathSum
 from ..labels import ANY, Labels
+from ..scales import Scales
 from ..table import energy, rule
-from ..values import Known
+from ..values import Known, Operand
 from .indexing import INDEXING
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
 
 MAX_EXACT = 1 << 20  # larger targets are treated as if the index were unknown
 PRODUCTS = ("prod", "multiply")
@@ -29,7 +26,9 @@ WRITTEN = "is written into a tensor that has no scale"
 
 
 @rule("index_add", "index_copy", "index_reduce", family=INDEXING)
-def into_rows(scales: Scales, x: Any, dim: int, index: Any, source: Any, reduce: Any) -> Labels:
+def into_rows(
+    scales: Scales, x: Operand, dim: int, index: Operand, source: Operand, reduce: str | None
+) -> Labels:
     if reduce in PRODUCTS:
         return _pin_both(scales, x, source)
     target = scales.labels(x)
@@ -43,13 +42,20 @@ def into_rows(scales: Scales, x: Any, dim: int, index: Any, source: Any, reduce:
 
 @rule("scatter", "scatter_add", "scatter_reduce", family=INDEXING)
 def scatter(
-    scales: Scales, x: Any, dim: int, index: Any, src: Any, value: Any, reduce: Any
+    scales: Scales,
+    x: Operand,
+    dim: int,
+    index: Operand,
+    src: Operand,
+    value: Operand,
+    reduce: str | None,
 ) -> Labels:
     if src is None:
         return _with_number(scales, x, value, reduce)
     if reduce in PRODUCTS:
         return _pin_both(scales, x, src)
-    target, at = scales.labels(x), _lasting_value(scales, index)
+    target = scales.labels(x)
+    at = _lasting_value(scales, index)
     if at is None or _too_large(target):
         return _anywhere(scales, target, dim, index, scales.labels(src))
     read = scales.labels(src).full[tuple(slice(size) for size in at.shape)]
@@ -59,12 +65,14 @@ def scatter(
 
 
 @rule("index_fill", family=INDEXING)
-def index_fill(scales: Scales, x: Any, value: Any) -> Labels:
+def index_fill(scales: Scales, x: Operand, value: Operand) -> Labels:
     return _with_number(scales, x, value, None)
 
 
 @rule("index_put", family=INDEXING)
-def index_put(scales: Scales, x: Any, indices: Any, values: Any, accumulate: bool) -> Labels:
+def index_put(
+    scales: Scales, x: Operand, indices: Any, values: Operand, accumulate: bool
+) -> Labels:
     target, source = scales.labels(x), scales.labels(values)
     given = [None if index is None else _lasting_value(scales, index) for index in indices]
     known = all(i is None or v is not None for i, v in zip(indices, given, strict=True))
@@ -95,7 +103,7 @@ def index_put(scales: Scales, x: Any, indices: Any, values: Any, accumulate: boo
 
 
 @rule("masked_scatter", family=INDEXING)
-def masked_scatter(scales: Scales, x: Any, mask: Any, source: Any) -> Labels:
+def masked_scatter(scales: Scales, x: Operand, mask: Operand, source: Operand) -> Labels:
     """Elements are taken in order, whatever their place in the source, so all of them share one
     scale.
     """
@@ -107,7 +115,14 @@ def masked_scatter(scales: Scales, x: Any, mask: Any, source: Any) -> Labels:
 
 @rule("slice_scatter", "select_scatter", family=INDEXING)
 def into_view(
-    scales: Scales, x: Any, src: Any, dim: int, start: Any, end: Any, step: Any, index: Any
+    scales: Scales,
+    x: Operand,
+    src: Operand,
+    dim: int,
+    start: int | None,
+    end: int | None,
+    step: int | None,
+    index: int,
 ) -> Labels:
     positions = _positions(scales.labels(x))
     if scales.node.op == "select_scatter":
@@ -117,7 +132,7 @@ def into_view(
     return _exactly(scales, x, places, scales.labels(src), overwrites=True)
 
 
-def _lasting_value(scales: Scales, index: Any) -> Tensor | None:
+def _lasting_value(scales: Scales, index: Operand) -> Tensor | None:
     """The value of an index that is written in the program; one in a buffer may change."""
     return scales.value(index) if isinstance(index, Known) and index.lasting else None
 
@@ -130,12 +145,12 @@ def _positions(target: Labels) -> Tensor:
     return torch.arange(torch.Size(target.shape).numel()).view(target.shape)
 
 
-def _pin_both(scales: Scales, x: Any, source: Any) -> Labels:
+def _pin_both(scales: Scales, x: Operand, source: Operand) -> Labels:
     scales.pin(source, "is multiplied into a tensor a number of times that depends on data")
     return scales.labels(scales.pin(x, "is multiplied a number of times that depends on data"))
 
 
-def _with_number(scales: Scales, x: Any, value: Any, reduce: Any) -> Labels:
+def _with_number(scales: Scales, x: Operand, value: Operand, reduce: str | None) -> Labels:
     """One value for all places: each of them must have its scale. A number multiplies without
     one.
     """
@@ -145,7 +160,7 @@ def _with_number(scales: Scales, x: Any, value: Any, reduce: Any) -> Labels:
     return scales.broadcast(merged, scales.node.shape)
 
 
-def _anywhere(scales: Scales, target: Labels, dim: int, index: Any, source: Labels) -> Labels:
+def _anywhere(scales: Scales, target: Labels, dim: int, index: Operand, source: Labels) -> Labels:
     """Any element along the axis may go to any place along it; so along axes cut to the index's
     size.
     """
@@ -157,11 +172,14 @@ def _anywhere(scales: Scales, target: Labels, dim: int, index: Any, source: Labe
     return scales.merge(scales.agree(target, mixed), spread, reason=WRITTEN)
 
 
-def _exactly(scales: Scales, x: Any, places: Tensor, source: Labels, *, overwrites: bool) -> Labels:
+def _exactly(
+    scales: Scales, x: Operand, places: Tensor, source: Labels, *, overwrites: bool
+) -> Labels:
     """Write labels to known places of the flattened target; what meets there is equated."""
     target = scales.labels(x)
     memory = target.full.reshape(-1).clone()
-    at, labels = places.reshape(-1), source.full.reshape(-1)
+    at = places.reshape(-1)
+    labels = source.full.reshape(-1)
     if overwrites:
         if scales.is_weight(x):
             # Nothing else may read these elements of the parameter: they are no units of their own.
@@ -202,8 +220,14 @@ def placed(energies: Energies) -> Tensor:
     measures=True,
 )
 def scattered(
-    energies: Energies, x: Any, index: Any, indices: Any, alpha: Any, value: Any, reduce: Any
-) -> Any:
+    energies: Energies,
+    x: Carried,
+    index: Any,
+    indices: Any,
+    alpha: float,
+    value: Carried,
+    reduce: str | None,
+) -> Energy:
     """Where the example batch sends it; uncalibrated one path per place that it may be sent to."""
     if reduce in PRODUCTS:
         return FREEZE
@@ -238,9 +262,10 @@ def _shares(energies: Energies, index: Tensor) -> Tensor:
     return shares
 
 
-def _send_anywhere(energies: Energies) -> Any:
+def _send_anywhere(energies: Energies) -> Energy:
     """Whatever is written may go to any place along the indexed axes."""
-    bound, operands = energies.node.bound, energies.operands
+    bound = energies.node.bound
+    operands = energies.operands
     if energies.node.op == "index_put":
         return _put_anywhere(energies)
     source = next(operands[name] for name in ("src", "source", "value") if name in operands)
@@ -251,7 +276,7 @@ def _send_anywhere(energies: Energies) -> Any:
     return target + sent * energies.power(bound.get("alpha", 1))
 
 
-def _put_anywhere(energies: Energies) -> Any:
+def _put_anywhere(energies: Energies) -> Energy:
     indices = energies.node.bound["indices"]
     target, sent = (energies.summand(energies.operands[name]) for name in ("self", "values"))
     if sent.numel() == 1:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import labels as lb
-from ..energies import FREEZE
+from ..energies import FREEZE, Carried, Energies, Energy
 from ..labels import ANY, FIXED, Labels
+from ..scales import Scales
 from ..table import Family, energy, rule
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
+from ..values import Operand
 
 SHAPE = Family("Shape: executed on the labels", reads_parameters=True, selects=True)
 PADDING = Family(
@@ -34,12 +33,12 @@ VIEWS = tuple(
     "view_as_real",
     family=SHAPE,
 )
-def view(scales: Scales, x: Any) -> Any:
+def view(scales: Scales, x: Operand) -> Any:
     return scales.through_view(x)
 
 
 @rule("diag_embed", family=SHAPE)
-def diagonal_matrix(scales: Scales, x: Any, offset: int, dim1: int, dim2: int) -> Labels:
+def diagonal_matrix(scales: Scales, x: Operand, offset: int, dim1: int, dim2: int) -> Labels:
     """What lies off the diagonal is zero, and fits any scale."""
     ids = scales.labels(x).full - ANY  # so that the zeros that come in stand for ANY
     return Labels(torch.diag_embed(ids, offset, dim1, dim2) + ANY, scales.node.shape)
@@ -49,7 +48,7 @@ def diagonal_matrix(scales: Scales, x: Any, offset: int, dim1: int, dim2: int) -
     *"view reshape _unsafe_view flatten unflatten view_as reshape_as ravel".split(),
     family=SHAPE,
 )
-def reshape(scales: Scales, x: Any, dtype: Any) -> Any:
+def reshape(scales: Scales, x: Operand, dtype: torch.dtype | None) -> Any:
     if dtype is not None:  # Tensor.view(dtype): the same bits read as another type
         return scales.pin(x, "has its bits read as another type")
     return scales.reshaped(x, scales.node.shape)
@@ -62,7 +61,7 @@ def reshape(scales: Scales, x: Any, dtype: Any) -> Any:
     ).split(),
     family=SHAPE,
 )
-def same(scales: Scales, x: Any) -> Any:
+def same(scales: Scales, x: Operand) -> Any:
     dtype = scales.node.dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return scales.pin(x, f"is converted to {dtype}")
@@ -70,14 +69,14 @@ def same(scales: Scales, x: Any) -> Any:
 
 
 @rule("cat", "concat", "concatenate", family=SHAPE)
-def cat(scales: Scales, tensors: Any, dim: int) -> Labels:
+def cat(scales: Scales, tensors: Sequence[Operand], dim: int) -> Labels:
     parts = [scales.labels(tensor) for tensor in tensors]
     parts = [part for part in parts if part.shape != (0,)]  # torch.cat ignores legacy empty tensors
     return lb.concatenate(parts, dim)
 
 
 @rule("stack", family=SHAPE)
-def stack(scales: Scales, tensors: Any, dim: int) -> Labels:
+def stack(scales: Scales, tensors: Sequence[Operand], dim: int) -> Labels:
     rank = len(scales.node.shape)
     parts = [scales.labels(tensor) for tensor in tensors]
     return lb.concatenate(
@@ -86,7 +85,7 @@ def stack(scales: Scales, tensors: Any, dim: int) -> Labels:
 
 
 @rule("roll", "flip", family=SHAPE)
-def rearrange(scales: Scales, x: Any, shifts: Any, dims: Any) -> Labels:
+def rearrange(scales: Scales, x: Operand, shifts: list[int], dims: list[int]) -> Labels:
     labels = scales.labels(x)
     if scales.node.op == "flip":
         return Labels(labels.along(dims).flip(dims), labels.shape)
@@ -104,7 +103,7 @@ def rearrange(scales: Scales, x: Any, shifts: Any, dims: Any) -> Labels:
 
 
 @rule("repeat", "tile", family=SHAPE)
-def repeat(scales: Scales, x: Any, repeats: Any, dims: Any) -> Labels:
+def repeat(scales: Scales, x: Operand, repeats: list[int] | None, dims: list[int]) -> Labels:
     labels = scales.labels(x)
     times = list(repeats if repeats is not None else dims)
     rank = max(len(times), len(labels.shape))
@@ -117,7 +116,7 @@ def repeat(scales: Scales, x: Any, repeats: Any, dims: Any) -> Labels:
 
 
 @rule("repeat_interleave", family=SHAPE)
-def repeat_interleave(scales: Scales, x: Any, repeats: Any, dim: Any) -> Labels:
+def repeat_interleave(scales: Scales, x: Operand, repeats: Operand, dim: int | None) -> Labels:
     labels = scales.labels(x)
     if dim is None or not isinstance(repeats, int):
         return scales.pin(x, "is repeated a number of times that depends on data")
@@ -127,7 +126,11 @@ def repeat_interleave(scales: Scales, x: Any, repeats: Any, dim: Any) -> Labels:
 
 @rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", family=SHAPE)
 def shuffle(
-    scales: Scales, x: Any, upscale_factor: Any, downscale_factor: Any, groups: Any
+    scales: Scales,
+    x: Operand,
+    upscale_factor: int | None,
+    downscale_factor: int | None,
+    groups: int | None,
 ) -> Labels:
     labels = scales.labels(x)
     amount = next(n for n in (upscale_factor, downscale_factor, groups) if n is not None)
@@ -144,7 +147,9 @@ def shuffle(
     "pad",
     family=PADDING,
 )
-def pad(scales: Scales, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
+def pad(
+    scales: Scales, x: Operand, pad: Sequence[int], value: float | None, mode: str | None
+) -> Labels:
     labels = scales.labels(x)
     rank = len(labels.shape)
     axes = [rank - 1 - i // 2 for i, amount in enumerate(pad) if amount]
@@ -172,7 +177,7 @@ def pad(scales: Scales, x: Any, pad: Any, value: Any, mode: Any) -> Labels:
     ).split(),
     family=PADDING,
 )
-def copy_pad(scales: Scales, x: Any, padding: Any, pad: Any) -> Labels:
+def copy_pad(scales: Scales, x: Operand, padding: list[int] | None, pad: list[int]) -> Labels:
     labels = scales.labels(x)
     amounts = padding if padding is not None else pad
     axes = [len(labels.shape) - 1 - i // 2 for i in range(len(amounts))]
@@ -180,7 +185,7 @@ def copy_pad(scales: Scales, x: Any, padding: Any, pad: Any) -> Labels:
 
 
 @rule("im2col", family=SHAPE)
-def im2col(scales: Scales, x: Any, kernel_size: Any) -> Labels:
+def im2col(scales: Scales, x: Operand, kernel_size: list[int]) -> Labels:
     labels = scales.labels(x)
     spatial = scales.agree(labels, [-1, -2])
     channels = spatial.along([len(labels.shape) - 3])[..., 0, 0]
@@ -189,7 +194,7 @@ def im2col(scales: Scales, x: Any, kernel_size: Any) -> Labels:
 
 
 @rule("col2im", family=SHAPE)
-def col2im(scales: Scales, x: Any, kernel_size: Any) -> Labels:
+def col2im(scales: Scales, x: Operand, kernel_size: list[int]) -> Labels:
     labels = scales.labels(x)
     window = kernel_size[0] * kernel_size[1]
     columns = Labels(scales.agree(labels, [-1]).along([-2])[..., 0], labels.shape[:-1])
@@ -209,7 +214,7 @@ def col2im(scales: Scales, x: Any, kernel_size: Any) -> Labels:
         "diag_embed"
     ).split(),
 )
-def moved(energies: Energies) -> Any:
+def moved(energies: Energies) -> Energy:
     """The op itself, run on the energies."""
     return energies.itself()
 
@@ -217,7 +222,7 @@ def moved(energies: Energies) -> Any:
 @energy(
     *"view reshape _unsafe_view flatten unflatten view_as reshape_as ravel".split(),
 )
-def reshaped(energies: Energies, x: Any, dtype: Any) -> Any:
+def reshaped(energies: Energies, x: Carried, dtype: Any) -> Energy:
     """The op itself, run on the energies."""
     return FREEZE if dtype is not None else energies.summand(x).reshape(energies.node.shape)
 
@@ -229,7 +234,7 @@ def reshaped(energies: Energies, x: Any, dtype: Any) -> Any:
     ).split(),
     measures=False,
 )
-def converted(energies: Energies, x: Any) -> Any:
+def converted(energies: Energies, x: Carried) -> Energy:
     """Passes all paths on, unless it rounds to an integer."""
     if not energies.node.dtype.is_floating_point:
         return FREEZE
@@ -237,7 +242,7 @@ def converted(energies: Energies, x: Any) -> Any:
 
 
 @energy("constant_pad_nd", "pad")
-def padded(energies: Energies, pad: Any, value: Any, mode: Any) -> Tensor:
+def padded(energies: Energies, pad: Any, value: Carried, mode: str | None) -> Tensor:
     """Zeros have no paths, other constants start some, copies have those of what they copy."""
     constant = mode in (None, "constant") and value not in (None, 0)
     return (

@@ -7,17 +7,14 @@ share one, which g can divide out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 
+from ..energies import Carried, Energies
 from ..labels import Labels
+from ..scales import Scales
 from ..table import Family, energy, rule
-
-if TYPE_CHECKING:
-    from ..energies import Energies
-    from ..scales import Scales
+from ..values import Traced
 
 WEIGHT_NORM = Family(
     "Weight norm: the magnitude carries the scale, the direction stays", reads_parameters=True
@@ -25,7 +22,7 @@ WEIGHT_NORM = Family(
 
 
 @rule("_weight_norm", family=WEIGHT_NORM)
-def weight_norm(scales: Scales, v: Any, g: Any) -> Labels:
+def weight_norm(scales: Scales, v: Traced, g: Traced) -> Labels:
     scales.pin(v, "is the direction of a weight norm, whose scale cancels")
     if torch.broadcast_shapes(v.shape, g.shape) != v.shape:
         raise ValueError(f"a magnitude of shape {g.shape} does not fit a direction of {v.shape}")
@@ -36,7 +33,7 @@ def weight_norm(scales: Scales, v: Any, g: Any) -> Labels:
 
 
 @energy("_weight_norm")
-def weight_norm_energy(energies: Energies, v: Any, g: Any, dim: int) -> Tensor:
+def weight_norm_energy(energies: Energies, v: Carried, g: Carried, dim: int) -> Tensor:
     """The magnitude lengthens paths, times the direction as a constant, which lies on none of
     them.
     """
