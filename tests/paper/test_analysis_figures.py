@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -42,9 +43,9 @@ def smoke(figure: Figure) -> Iterator[Row]:
         assert 0 <= shares[0] <= shares[-1] <= 1
 
 
-@pytest.fixture(scope="module")
-def rows() -> dict[str, list[Row]]:
-    return {name: list(smoke(load(name))) for name in NAMES}
+@cache
+def rows_of(name: str) -> list[Row]:
+    return list(smoke(load(name)))
 
 
 def verdicts(claims: list[Claim]) -> list[str]:
@@ -85,10 +86,8 @@ def test_running_needs_no_plotting_libraries() -> None:
 # Toy.
 
 
-def test_conditioned_starts_are_faster_and_closer_to_the_ideal_flow(
-    rows: dict[str, list[Row]],
-) -> None:
-    found = [row for row in rows["toy"] if "start" in row.job]
+def test_conditioned_starts_are_faster_and_closer_to_the_ideal_flow() -> None:
+    found = [row for row in rows_of("toy") if "start" in row.job]
     assert [tuple(row.job["start"]) for row in found] == list(toy.STARTS)
     for row in found:
         plain, rescaled = row.result["plain"], row.result["rescaled"]
@@ -96,17 +95,17 @@ def test_conditioned_starts_are_faster_and_closer_to_the_ideal_flow(
         assert rescaled["distance"] < plain["distance"] / 2
         assert rescaled["loss"][0] == pytest.approx(plain["loss"][0], rel=1e-9)  # the same function
         assert len(plain["path"]) == len(plain["loss"]) == len(row.result["ideal"]) == toy.KEPT
-    assert verdicts(toy.claims(rows["toy"])) == ["reproduced", "reproduced"]
+    assert verdicts(toy.claims(rows_of("toy"))) == ["reproduced", "reproduced"]
     assert verdicts(toy.claims(found[:2])) == ["not run", "not run"]
 
 
-def test_claims_of_toy_can_fail(rows: dict[str, list[Row]]) -> None:
+def test_claims_of_toy_can_fail() -> None:
     swapped = [
         replace(
             row,
             result=row.result | {"plain": row.result["rescaled"], "rescaled": row.result["plain"]},
         )
-        for row in rows["toy"]
+        for row in rows_of("toy")
     ]
     assert verdicts(toy.claims(swapped)) == ["not reproduced", "not reproduced"]
 
@@ -132,8 +131,8 @@ def test_distance_of_curves_does_not_see_speed() -> None:
     assert toy.distance(slow, slow + torch.tensor([0.0, 2.0])) == pytest.approx(2)
 
 
-def test_plot_of_toy(rows: dict[str, list[Row]]) -> None:
-    losses, lifts, parameters = toy.plot(rows["toy"])["toy"].axes
+def test_plot_of_toy() -> None:
+    losses, lifts, parameters = toy.plot(rows_of("toy"))["toy"].axes
     assert len(losses.get_lines()) == 2 * 3
     assert (
         sum(line.get_linestyle() == ":" and len(line.get_xdata()) > 0 for line in lifts.get_lines())
@@ -152,7 +151,7 @@ def test_plot_of_toy(rows: dict[str, list[Row]]) -> None:
 # Criteria.
 
 
-def test_criteria_coincide(rows: dict[str, list[Row]]) -> None:
+def test_criteria_coincide() -> None:
     alike = {
         "condition",
         "operator",
@@ -160,7 +159,7 @@ def test_criteria_coincide(rows: dict[str, list[Row]]) -> None:
         "pathcond",
         *(f"{kind} {n}" for kind in ("gradient", "norm") for n in "12∞s"),
     }
-    for row in rows["criteria"]:
+    for row in rows_of("criteria"):
         t = row.result["minimisers"]
         balanced = [
             math.log(math.prod(map(abs, row.result["theta"]))) / len(row.result["theta"])
@@ -174,17 +173,17 @@ def test_criteria_coincide(rows: dict[str, list[Row]]) -> None:
             assert t["trace"] == pytest.approx(balanced, abs=1e-6)
 
 
-def test_a_norm_that_sees_the_order_tells_criteria_apart(rows: dict[str, list[Row]]) -> None:
+def test_a_norm_that_sees_the_order_tells_criteria_apart() -> None:
     found = [
         criteria.apart(row.result, "gradient w", "norm w")
-        for row in rows["criteria"]
+        for row in rows_of("criteria")
         if row.job["length"] == 2
     ]
     assert found == pytest.approx([math.log(2)] * len(found), abs=1e-6)
 
 
-def test_claims_of_criteria(rows: dict[str, list[Row]]) -> None:
-    found = rows["criteria"]
+def test_claims_of_criteria() -> None:
+    found = rows_of("criteria")
     assert verdicts(criteria.claims(found)) == ["not reproduced", *["reproduced"] * 4]
     # or the condition on ℓ'' would not show
     assert any(row.result["curvature"] < 0 for row in found)
@@ -232,8 +231,8 @@ def test_what_has_no_minimiser_is_not_given_one() -> None:
     )
 
 
-def test_plot_of_criteria(rows: dict[str, list[Row]]) -> None:
-    first, second = criteria.plot(rows["criteria"])["criteria"].axes
+def test_plot_of_criteria() -> None:
+    first, second = criteria.plot(rows_of("criteria"))["criteria"].axes
     assert len(first.get_yticks()) == 14
     assert len(second.get_yticks()) == 4
     assert len(first.get_lines()) == len(criteria.LOSSES) + 1
@@ -279,10 +278,8 @@ def test_dirichlet_has_the_right_variance() -> None:
         assert float(shares.var(0).mean()) == pytest.approx(7 / 64 / (8 * alpha + 1), rel=0.05)
 
 
-def test_rescaling_grows_with_unevenness_and_as_the_variance_falls(
-    rows: dict[str, list[Row]],
-) -> None:
-    found = rows["regimes"]
+def test_rescaling_grows_with_unevenness_and_as_the_variance_falls() -> None:
+    found = rows_of("regimes")
     assert verdicts(regimes.claims(found)) == ["reproduced", "reproduced"]
     for row in found:
         largest = row.result["largest"]["exact"][: regimes.GAINS.index(1.0) + 1]
@@ -331,8 +328,8 @@ def test_spearman_is_that_of_scipy() -> None:
     assert regimes.spearman(x, y) == pytest.approx(scipy_stats.spearmanr(x, y).statistic)
 
 
-def test_plot_of_regimes(rows: dict[str, list[Row]]) -> None:
-    exact, sweeps = regimes.plot(rows["regimes"])["regimes"].axes
+def test_plot_of_regimes() -> None:
+    exact, sweeps = regimes.plot(rows_of("regimes"))["regimes"].axes
     for panel in (exact, sweeps):
         assert len(panel.get_lines()) == len(regimes.GAINS)
         assert all(len(line.get_xdata()) == regimes.ALPHAS["smoke"] for line in panel.get_lines())
@@ -341,8 +338,8 @@ def test_plot_of_regimes(rows: dict[str, list[Row]]) -> None:
 # Convergence.
 
 
-def test_gaps_fall_and_exact_has_none(rows: dict[str, list[Row]]) -> None:
-    for row in rows["convergence"]:
+def test_gaps_fall_and_exact_has_none() -> None:
+    for row in rows_of("convergence"):
         result = row.result
         gap, of_paper = result["gap"], result["gap_of_paper"]
         assert len(gap) == len(of_paper) == 101
@@ -383,8 +380,8 @@ def as_if_of_the_paper(rows: list[Row], **changes: float) -> list[Row]:
     ]
 
 
-def test_claims_of_convergence(rows: dict[str, list[Row]]) -> None:
-    found = rows["convergence"]
+def test_claims_of_convergence() -> None:
+    found = rows_of("convergence")
     # its networks are not the paper's
     assert set(verdicts(convergence.claims(found))) == {"not run"}
     assert verdicts(convergence.claims(as_if_of_the_paper(found))) == [
@@ -409,8 +406,8 @@ def test_claims_of_convergence(rows: dict[str, list[Row]]) -> None:
     ]
 
 
-def test_plot_of_convergence(rows: dict[str, list[Row]]) -> None:
-    axes = convergence.plot(rows["convergence"])["convergence"].axes
+def test_plot_of_convergence() -> None:
+    axes = convergence.plot(rows_of("convergence"))["convergence"].axes
     assert len(axes) == 2 * len(convergence.DIAGONALS)
     for steps in axes[1::2]:
         assert [line.get_label() for line in steps.get_lines()] == ["small MLP", "small CNN"]
@@ -424,8 +421,8 @@ def test_plot_of_convergence(rows: dict[str, list[Row]]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_have_a_line_for_every_group(rows: dict[str, list[Row]], name: str) -> None:
-    text = load(name).table(rows[name])
+def test_tables_have_a_line_for_every_group(name: str) -> None:
+    text = load(name).table(rows_of(name))
     expected = {
         "toy": "(0.3, 3, -1)",
         "criteria": "‖∇²L‖",

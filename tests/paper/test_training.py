@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -344,12 +344,11 @@ def smoke(figure: Figure) -> list[Row]:
     ]
 
 
-@pytest.fixture(scope="module")
-def rows() -> dict[Figure, list[Row]]:
-    figures = (mlp_depth, convolutional, autoencoders, smooth)
+@cache
+def rows_of(figure: Figure) -> list[Row]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(starting, "prepare", prepared_once())
-        return {figure: smoke(figure) for figure in figures}  # type: ignore[arg-type, misc]
+        return smoke(figure)
 
 
 def prepared_once() -> Callable[..., Prepared]:
@@ -370,8 +369,8 @@ def mean_of(rows: list[Row], key: str) -> float:
 
 
 @pytest.mark.parametrize("figure", [mlp_depth, convolutional, autoencoders, smooth])
-def test_all_runs_of_a_figure(figure: Figure, rows: dict[Figure, list[Row]]) -> None:
-    found = rows[figure]
+def test_all_runs_of_a_figure(figure: Figure) -> None:
+    found = rows_of(figure)
     assert sorted(str(row.job) for row in found) == sorted(map(str, figure.jobs("smoke")))
     assert {row.job["method"] for row in found} == set(METHODS)
     name = figure.__name__.rpartition(".")[2].replace("_", "-")
@@ -386,8 +385,8 @@ def test_all_runs_of_a_figure(figure: Figure, rows: dict[Figure, list[Row]]) -> 
     assert {claim.verdict for claim in figure.claims([])} == {"not run"}
 
 
-def test_mlps_learn_sooner_where_the_paper_says(rows: dict[Figure, list[Row]]) -> None:
-    found = rows[mlp_depth]  # type: ignore[index]
+def test_mlps_learn_sooner_where_the_paper_says() -> None:
+    found = rows_of(mlp_depth)
     for depth in (2, 4):
         here = where(found, learning_rate=1e-3, depth=depth)
         of = {method: mean_of(where(here, method=method), "fitted_accuracy") for method in METHODS}
@@ -400,8 +399,8 @@ def test_mlps_learn_sooner_where_the_paper_says(rows: dict[Figure, list[Row]]) -
     assert gains[1e-1] < gains[1e-3] / 2
 
 
-def test_autoencoders_gain_with_compression(rows: dict[Figure, list[Row]]) -> None:
-    found = rows[autoencoders]  # type: ignore[index]
+def test_autoencoders_gain_with_compression() -> None:
+    found = rows_of(autoencoders)
     less = autoencoders.shares(where(found, learning_rate=1e-1), "exact")
     assert less[1] == pytest.approx(0, abs=0.01)
     assert less[4] > 0.02
@@ -412,8 +411,8 @@ def test_autoencoders_gain_with_compression(rows: dict[Figure, list[Row]]) -> No
     assert max(one) < min(four) / 3
 
 
-def test_convolutional_networks_start_as_the_same_function(rows: dict[Figure, list[Row]]) -> None:
-    found = rows[convolutional]  # type: ignore[index]
+def test_convolutional_networks_start_as_the_same_function() -> None:
+    found = rows_of(convolutional)
     slow = {
         method: where(found, learning_rate=1e-4, method=method)[0].result
         for method in ("baseline", "paper", "exact")
@@ -426,8 +425,8 @@ def test_convolutional_networks_start_as_the_same_function(rows: dict[Figure, li
     assert fast["train_loss"][-1] < slow["baseline"]["train_loss"][0]
 
 
-def test_smooth_activations_change_unless_a_norm_is_in_front(rows: dict[Figure, list[Row]]) -> None:
-    found = where(rows[smooth], part="difference")  # type: ignore[index]
+def test_smooth_activations_change_unless_a_norm_is_in_front() -> None:
+    found = where(rows_of(smooth), part="difference")
     for row in found:
         assert row.result["max_log_scale"] <= 2.5 + 1e-9
         if row.job["method"] == "exact":  # BatchNorm undoes the scale before the activation
@@ -612,14 +611,14 @@ def test_verdicts_on_convolutional_networks_follow_the_rows() -> None:
 
 
 @pytest.mark.parametrize("figure", [mlp_depth, convolutional, autoencoders, smooth])
-def test_any_part_of_the_rows_can_be_read(figure: Figure, rows: dict[Figure, list[Row]]) -> None:
+def test_any_part_of_the_rows_can_be_read(figure: Figure) -> None:
     """Sweeps are cut short anywhere: nothing raises or warns, every claim stays, and what lacks its
     runs is "not run".
     """
     chance = random.Random(0)
     number = len(figure.claims([]))
     for attempt in range(25 if DRAWS_ALL else 12):
-        part = chance.sample(rows[figure], chance.randint(1, len(rows[figure])))
+        part = chance.sample(rows_of(figure), chance.randint(1, len(rows_of(figure))))
         if chance.random() < 0.5:
             method = chance.choice(list(METHODS))
             part = [row for row in part if row.job["method"] == method]

@@ -216,7 +216,7 @@ def _progress() -> Iterator[Any]:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the page goes")] = Path("pathcond-demo.html"),
-    epochs: Annotated[int, typer.Option(help="Passes over the data per run", min=1)] = 60,
+    epochs: Annotated[int, typer.Option(help="Passes over the data per run", min=1)] = 40,
 ) -> None:
     """Train on handwritten digits with and without conditioning, at tuned and at small rates, and
     write a page with the curves.

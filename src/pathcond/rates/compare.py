@@ -29,7 +29,7 @@ RATES = tuple(0.1 * 2.0**k for k in range(-5, 6))
 def compare_rates(
     build: Callable[[int], nn.Module],
     train: Callable[[nn.Module, float], Any],
-    example_inputs: Inputs,
+    example_inputs: Inputs | Callable[[int], Inputs],
     *,
     rates: Iterable[float] = RATES,
     methods: Mapping[str, Any] | None = None,
@@ -118,21 +118,24 @@ def compare_rates(
                 run = perform(point, beginnings, train)
                 record.add(point, run, beginnings.weights_of(point.seed))
                 shown.end()
-    return _comparison(grid, record, label)
-
-
-def _comparison(grid: Grid, record: Record, label: str) -> RateComparison:
     runs = [record[point] for point in grid]
     found = [run for run in runs if run is not None]
-    curves = tuple(_curve(grid, method.name, method.how, found) for method in grid.methods)
+    return comparison_of(grid, found, label, record.notes)
+
+
+def comparison_of(
+    grid: Grid, runs: Iterable[Run], label: str, notes: tuple[str, ...] = ()
+) -> RateComparison:
+    """The runs of a grid, in its order, as a comparison."""
+    found = tuple(runs)
     return RateComparison(
         label=label,
         rates=grid.rates,
         seeds=grid.seeds,
-        curves=curves,
+        curves=tuple(_curve(grid, method.name, method.how, found) for method in grid.methods),
         baseline=grid.baseline.name,
-        runs=tuple(found),
-        notes=record.notes,
+        runs=found,
+        notes=notes,
     )
 
 

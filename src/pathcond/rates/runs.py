@@ -68,7 +68,7 @@ class Beginnings:
     def __init__(
         self,
         build: Callable[[int], nn.Module],
-        example_inputs: Inputs,
+        example_inputs: Inputs | Callable[[int], Inputs],
         weights: dict[int, tuple[str, str]],
     ) -> None:
         self.build = build
