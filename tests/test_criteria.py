@@ -40,6 +40,7 @@ from pathcond.lifting.sample import Sample
 from pathcond.solvers.balance import WIDTH, balance_point
 
 from .cases import CASES, make, prepared
+from .strategies import further
 from .zoo import NORMALIZATIONS, outputs
 
 CRITERIA: dict[str, Criterion] = {
@@ -99,7 +100,7 @@ def test_balanced_layers_twice_do_nothing(name: str, normalization: str) -> None
     twice_does_nothing(BalancedLayers(), name, normalization)
 
 
-@pytest.mark.parametrize("normalization", ["absorb", "full"])
+@pytest.mark.parametrize("normalization", [*further("absorb"), "full"])
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {NO_SECOND_DERIVATIVE}))
 def test_curvature_twice_does_nothing(name: str, normalization: str) -> None:
     twice_does_nothing(Curvature(), name, normalization)

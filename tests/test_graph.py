@@ -1,6 +1,8 @@
 """Capture: clear errors for what cannot be captured, and operations in order for what can."""
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.capture.graph import _Capture, capture
+from pathcond.capture.graph import _Capture, capture, capture_both_modes
 from pathcond.capture.nodes import Graph
+from pathcond.symmetry.captures import is_same_program
 
 from .cases import Calls, make, prepared
 
@@ -214,3 +217,50 @@ def test_what_is_prepared_can_be_kept_in_a_file(name: str) -> None:
     report = pathcond.condition_(model, again, normalization="full")
     assert report.output_change_eval is not None
     assert report.output_change_eval < 1e-9
+
+
+def _two_norms(self: Any, x: Tensor) -> Tensor:
+    norm = self.norm if self.training else self.other
+    return self.last(norm(self.first(x)))
+
+
+def _two_epsilons(self: Any, x: Tensor) -> Tensor:
+    norm, eps = self.norm, 1e-3 if self.training else 1e-5
+    x = F.batch_norm(
+        self.first(x), norm.running_mean, norm.running_var, training=self.training, eps=eps
+    )
+    return self.last(x)
+
+
+def _two_constants(self: Any, x: Tensor) -> Tensor:
+    mask = torch.zeros(4) if self.training else torch.ones(4)
+    return self.last(self.first(x) * mask)
+
+
+def _two_outputs(self: Any, x: Tensor) -> Any:
+    hidden = self.norm(self.first(x))
+    return (self.last(hidden), hidden) if self.training else self.last(hidden)
+
+
+def _two_orders(self: Any, x: Tensor) -> Tensor:
+    hidden = self.first(x)
+    return self.last(hidden - x if self.training else x - hidden)
+
+
+@pytest.mark.parametrize(
+    "forward", [_two_norms, _two_epsilons, _two_constants, _two_outputs, _two_orders]
+)
+def test_modes_that_differ_are_two_programs(forward: Callable[..., Any]) -> None:
+    parts = {
+        "first": nn.Linear(4, 4),
+        "norm": nn.BatchNorm1d(4),
+        "other": nn.BatchNorm1d(4),
+        "last": nn.Linear(4, 2),
+    }
+    model = Calls(forward, **parts)
+    assert not is_same_program(*capture_both_modes(model, torch.randn(5, 4)))
+
+
+def test_an_output_of_train_mode_alone_is_kept() -> None:
+    model = Calls(_two_outputs, first=nn.Linear(4, 4), norm=nn.BatchNorm1d(4), last=nn.Linear(4, 2))
+    assert pathcond.find_symmetry(model, torch.randn(5, 4), normalization="gain").num_units == 0

@@ -55,8 +55,14 @@ def train_outputs(model: nn.Module, x: Tensor, seed: int) -> Tensor:
         return model.train()(x)
 
 
-@pytest.mark.parametrize("normalization", ["absorb", "gain", "full"])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("style", "normalization"),
+    [
+        pytest.param(style, normalization, marks=[] if i % 3 == j else pytest.mark.slow)
+        for i, style in enumerate(STYLES)
+        for j, normalization in enumerate(("absorb", "gain", "full"))
+    ],
+)
 def test_every_draw_keeps_its_outputs(style: str, normalization: str) -> None:
     model, x = dropping(style)
     symmetry = pathcond.find_symmetry(model, x, normalization=normalization)

@@ -228,8 +228,8 @@ def plain_loop(run: Run, recipe: Recipe, data: Data) -> Curves:
             Recipe(
                 build=partial(cifar_nv, inputs=1, width=4, final_norm=True),
                 epochs=2,
-                batch=32,
-                teleport_every=7,
+                batch=64,
+                teleport_every=3,
             ),
             0.03,
         ),

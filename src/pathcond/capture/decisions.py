@@ -239,11 +239,13 @@ def _checked_lines(source: str) -> frozenset[int]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return frozenset()
+    nodes = list(ast.walk(tree))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     found: set[int] = set()
     others: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assert) or (
-            isinstance(node, ast.If) and _raises(node.body) and not _lets_out(node, tree)
+            isinstance(node, ast.If) and _raises(node.body) and not _lets_out(node, functions, tree)
         ):
             # A walrus takes the value out of the test.
             kept = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test))
@@ -275,13 +277,13 @@ def _raises(body: list[ast.stmt]) -> bool:
     return all(map(_only_talks, body))
 
 
-def _lets_out(test: ast.If, tree: ast.Module) -> bool:
-    """Whether a name that is assigned under a test is used elsewhere in its function."""
+def _lets_out(test: ast.If, functions: Iterable[ast.FunctionDef], tree: ast.Module) -> bool:
+    """Whether a name that is assigned under a test is used elsewhere in its function, the innermost
+    of a file's.
+    """
     inside = set(map(id, ast.walk(test)))
-    functions = [
-        f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and test.lineno in _lines(f)
-    ]
-    scope: ast.AST = max(functions, key=lambda function: function.lineno, default=tree)  # type: ignore[arg-type, type-var]
+    around = [function for function in functions if test.lineno in _lines(function)]
+    scope: ast.AST = max(around, key=lambda function: function.lineno, default=tree)  # type: ignore[arg-type, type-var]
     names = [name for name in ast.walk(scope) if isinstance(name, ast.Name)]
     assigned = {name.id for name in names if id(name) in inside and isinstance(name.ctx, ast.Store)}
     return any(name.id in assigned for name in names if id(name) not in inside)

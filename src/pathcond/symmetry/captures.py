@@ -7,10 +7,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..capture.aliasing import writes
 from ..capture.graph import capture_graphs
@@ -26,8 +27,13 @@ from .sizes import Example, OtherSizes, find_other_sizes
 
 logger = logging.getLogger("pathcond")
 
-# Nodes of these ops differ between the modes of one and the same program.
-BY_MODE = ("dropout", "batch_norm", "instance_norm")
+# Options in which calls differ between the modes of one and the same program. A norm that uses the
+# statistics of the batch in eval mode fixes what it reads there, and nothing more in train mode.
+BY_MODE = {
+    "dropout": ("p", "train"),
+    "batch_norm": ("training", "momentum"),
+    "instance_norm": ("use_input_stats", "momentum"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,13 @@ class Captured:
     frozen: Mapping[str, str] = field(default_factory=dict)
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unfollowed: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def programs(self) -> tuple[Graph, ...]:
+        """The graphs, without that of train mode where both modes run the same program."""
+        if len(self.graphs) == 2 and is_same_program(*self.graphs):
+            return self.graphs[:1]
+        return self.graphs
 
 
 def capture_all(
@@ -70,7 +83,8 @@ def capture_all(
     for example in given:
         require_fitting_types(model, example.inputs)
     found = [_join_modes(example, capture_around(model, example.inputs)) for example in given]
-    modes = (False,) if _has_one_program(found[0]) else (False, True)
+    # Another capture in train mode tells nothing new where both modes run the same program.
+    modes = (False,) if len(found[0].programs) < len(found[0].graphs) else (False, True)
     sizes = find_other_sizes(model, example_inputs)
     for example in sizes.examples:
         try:
@@ -139,13 +153,9 @@ def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
     return Captured(example=example, graphs=(*graphs, *parts), frozen=frozen, unreached=unreached)
 
 
-def _has_one_program(captured: Captured) -> bool:
-    """Whether another capture in train mode tells nothing new: both modes run the same program."""
-    return len(captured.graphs) == 2 and is_same_program(*captured.graphs)
-
-
 def is_same_program(graph: Graph, other: Graph) -> bool:
-    """Whether two graphs make the same calls on the same values, up to what the mode changes.
+    """Whether two graphs make the same calls on the same values and return the same of them, up to
+    what the mode changes. What scales must satisfy in train mode they then satisfy in eval mode.
 
     >>> import torch
     >>> layers = [
@@ -159,22 +169,46 @@ def is_same_program(graph: Graph, other: Graph) -> bool:
     >>> is_same_program(*capture_both_modes(model, torch.randn(5, 3)))
     True
     """
-    return _calls(graph) == _calls(other)
+    return _spell_out(graph) == _spell_out(other) and _holds_same_constants(graph, other)
 
 
-def _calls(graph: Graph) -> list[Any]:
+def _spell_out(graph: Graph) -> list[Any]:
+    """All calls by their numbers, then what is returned and what is special about some calls."""
     number: dict[Node, Any] = {}
     calls: list[Any] = []
+
+    def by_number(tree: Any) -> Any:
+        return tree_map(lambda a: number.get(a) if isinstance(a, Node) else a, tree)
+
     for node in graph.nodes:
         if node.target is None:
-            number[node] = node.name
+            number[node] = (node.op, node.name, node.dtype)
         elif not _only_counts(node):
-            arguments = tree_map(lambda a: number.get(a) if isinstance(a, Node) else a, node.bound)
-            if node.op in BY_MODE:
-                arguments = next(iter(arguments.values()))
+            ignored = BY_MODE.get(node.op, ())
+            arguments = {name: a for name, a in node.bound.items() if name not in ignored}
             number[node] = len(calls)
-            calls.append((node.op, node.shape, repr(arguments)))
+            calls.append((str(node.target), node.shape, node.dtype, repr(by_number(arguments))))
+    kept = [output for output in graph.outputs if not _is_count(output)]
+    calls.append([repr(by_number(kept)), repr(by_number(list(graph.returned))), graph.outlet])
+    calls += [sorted(map(repr, map(by_number, part))) for part in (graph.varying, graph.cached)]
     return calls
+
+
+def _holds_same_constants(graph: Graph, other: Graph) -> bool:
+    one, two = (
+        {node.name: node.value for node in g.nodes if node.op == "constant"} for g in (graph, other)
+    )
+    return one.keys() == two.keys() and all(_is_same(one[name], two[name]) for name in one)
+
+
+def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.is_meta or other.is_meta:
+        return one is other
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _is_count(output: Any) -> bool:
+    return isinstance(output, Node) and output.target is not None and _only_counts(output)
 
 
 def _only_counts(node: Node) -> bool:

@@ -418,7 +418,7 @@ class _Walked:
         used: list[Tensor] = []
         for capture in captured:
             entries: dict[str, Tensor] = {}
-            for graph in capture.graphs:
+            for graph in capture.programs:
                 used.append(Propagation(graph, scales, levels).run())
                 for name, mask in scales.factors.reads.items():
                     entries[name] = entries[name] | mask if name in entries else mask
