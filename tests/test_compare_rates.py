@@ -503,6 +503,10 @@ def test_what_is_no_function() -> None:
         TypeError, match="train is None: pass a function that trains a model at a rate"
     ):
         compare_rates(build, None, BATCH)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="train cannot be called with 2 arguments: pass a function"):
+        compare_rates(lambda seed: nn.Linear(1, 1), lambda model: 0.0, torch.ones(1, 1))
+    with pytest.raises(TypeError, match="build cannot be called with one argument: pass a"):
+        compare_rates(lambda: nn.Linear(1, 1), lambda model, rate: 0.0, torch.ones(1, 1))
 
 
 def test_the_digest_of_weights() -> None:

@@ -2,6 +2,7 @@
 is found.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -541,3 +542,98 @@ def test_a_state_of_zeros_in_a_buffer_may_change() -> None:
     log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
     pathcond.rescale_(model, symmetry, log_scales, verify=False)
     assert output_change(before, outputs(model, x, training=False)) < 1e-12
+
+
+# -- train mode that goes a way of its own ---------------------------------------------------------
+
+
+def writes_into_what_dropout_returns(self: Any, x: Tensor) -> Tensor:
+    """In eval mode that is the hidden layer itself, in train mode a copy."""
+    h = self.a(x)
+    F.dropout(h.view(-1, 4), 0.5, self.training).mul_(self.gain)
+    return self.b(h)
+
+
+def reads_an_index_through_an_earlier_view(self: Any, x: Tensor) -> Tensor:
+    index = self.order.view(4)
+    if self.training:
+        self.order.copy_(self.other)
+    return self.b(self.a(x)[:, index])
+
+
+def keeps_statistics_as_integers(self: Any, x: Tensor) -> Tensor:
+    y = self.b(self.norm(self.a(x)) * self.factor)
+    if self.training:
+        self.factor.copy_(self.norm.running_var)
+    return y
+
+
+def clamps_by_a_buffer_that_it_fills(self: Any, x: Tensor) -> Tensor:
+    low = self.low.fill_(-1) if self.training else None
+    return self.b(torch.clamp(self.a(x), min=low, max=torch.zeros(4, dtype=torch.long)))
+
+
+def picks_by_a_norm_of_constants(self: Any, x: Tensor) -> Tensor:
+    c = torch.tensor([[0.0, 1, 2, 3], [0, 3, 2, 1]], dtype=torch.float64)
+    normed = F.batch_norm(c, self.mean, self.variance, None, None, self.training, 0.0)
+    return self.b(self.a(x)[:, normed.abs().round().long()[0].clamp(max=3)])
+
+
+def shifts_large_batches(self: Any, x: Tensor) -> Tensor:
+    h = self.a(x)
+    return self.b(h + 1 if self.training and len(x) > 7 else h)
+
+
+def rewrites_an_index_behind_its_use(self: Any, x: Tensor) -> Tensor:
+    y = self.b(self.a(x)[:, self.order])
+    if self.training:
+        self.order.copy_(self.other)
+    return y
+
+
+def reassigns_an_index_behind_its_use(self: Any, x: Tensor) -> Tensor:
+    y = self.b(self.a(x)[:, self.order])
+    if self.training:
+        self.order = self.other + 0
+    return y
+
+
+ORDERS = {"order": [2, 0, 3, 1], "other": [0, 1, 2, 3]}
+# and the buffers that they have
+TRAIN_ONLY: dict[Callable[..., Any], dict[str, list[Any]]] = {
+    writes_into_what_dropout_returns: {},
+    reads_an_index_through_an_earlier_view: ORDERS,
+    keeps_statistics_as_integers: {"factor": [1, 1, 1, 1]},
+    clamps_by_a_buffer_that_it_fills: {"low": [0, 0, 0, 0]},
+    picks_by_a_norm_of_constants: {"mean": [0.0] * 4, "variance": [1.0] * 4},
+    shifts_large_batches: {},
+    rewrites_an_index_behind_its_use: ORDERS,
+    reassigns_an_index_behind_its_use: ORDERS,
+}
+
+
+def twice(model: nn.Module, x: Tensor, *, training: bool) -> Tensor:
+    """What two calls return, of which the first may leave something behind for the second."""
+    copied = copy.deepcopy(model).train(training)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return torch.stack([copied(x), copied(x)])
+
+
+@pytest.mark.parametrize("forward", TRAIN_ONLY)
+def test_train_mode_may_go_a_way_of_its_own(forward: Callable[..., Any]) -> None:
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    if forward is writes_into_what_dropout_returns:
+        model.gain = nn.Parameter(torch.rand(4) + 1)
+    if forward is keeps_statistics_as_integers:
+        model.norm = nn.BatchNorm1d(4, eps=1e-14)
+    for name, values in TRAIN_ONLY[forward].items():
+        model.register_buffer(name, torch.tensor(values))
+    model = model.double()
+    symmetry = pathcond.find_symmetry(model, as_double(torch.randn(5, 3)), normalization="full")
+    others = [as_double(torch.randn(size, 3)) for size in (5, 9)]
+    before = [twice(model, x, training=mode) for x in others for mode in (False, True)]
+    log_scales = torch.linspace(-1, 1, symmetry.num_units, dtype=torch.float64)
+    pathcond.rescale_(model, symmetry, log_scales, verify=False)
+    after = [twice(model, x, training=mode) for x in others for mode in (False, True)]
+    assert output_change(before, after) < 1e-9

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..trees import tree_leaves
-from .nodes import Node
+from .nodes import Graph, Node
 
 # Ops that always return a view of their first argument (reshape and contiguous may copy).
 VIEWS = frozenset(
@@ -94,6 +94,19 @@ def list_written(node: Node) -> list[Node]:
         for leaf in tree_leaves(node.bound.get(name))
         if isinstance(leaf, Node)
     ]
+
+
+def list_written_leaves(graph: Graph) -> list[tuple[Node, Node]]:
+    """Parameters, buffers and constants whose memory a graph writes into, each with the op that
+    does.
+    """
+    aliases = Aliases()
+    found = []
+    for node in graph.nodes:
+        aliases.record(node)
+        members = [m for target in list_written(node) for m in aliases.of(target)]
+        found += [(member, node) for member in members if member.target is None]
+    return found
 
 
 def _views_from_base(node: Node) -> list[Node] | None:

@@ -225,6 +225,7 @@ def demo(
         from .demo import run
 
         refuse_special(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
         run(out, epochs=epochs)
 
 

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..capture.aliasing import Aliases, list_written
+from ..capture.aliasing import list_written_leaves
 from ..capture.isolation import isolated
 from ..capture.models import Inputs, as_call, canonical_names
 from ..capture.nodes import Graph, Node
@@ -213,14 +213,10 @@ def _parts(model: nn.Module, child: Child) -> list[Sample]:
 
 
 def _refuse_written_parameters(graph: Graph) -> None:
-    aliases = Aliases()
-    for node in graph.nodes:
-        aliases.record(node)
-        for parameter in [
-            m for target in list_written(node) for m in aliases.of(target) if m.op == "parameter"
-        ]:
+    for leaf, node in list_written_leaves(graph):
+        if leaf.op == "parameter":
             raise UnsupportedModelError(
-                f"The forward pass writes into its own parameter {parameter.name} ({node.op} at "
+                f"The forward pass writes into its own parameter {leaf.name} ({node.op} at "
                 f"{node.where}): its paths have no "
                 "fixed weights. Move that write out of forward."
             )

@@ -83,16 +83,31 @@ def check_functions(build: object, train: object) -> None:
     """Say it before the first run, where ``build`` or ``train`` cannot be called as such.
 
     Raises:
-        TypeError: One of them is no function.
+        TypeError: One of them is no function, or takes other arguments.
     """
-    for name, function, does in (
-        ("build", build, "makes a model from a seed"),
-        ("train", train, "trains a model at a rate"),
+    for name, function, count, does in (
+        ("build", build, 1, "makes a model from a seed"),
+        ("train", train, 2, "trains a model at a rate"),
     ):
         if isinstance(function, nn.Module) or not callable(function):
             raise TypeError(
                 f"compare_rates: {name} is {_kind(function)}: pass a function that {does}"
             )
+        if not _takes(function, count):
+            given = "one argument" if count == 1 else f"{count} arguments"
+            raise TypeError(
+                f"compare_rates: {name} cannot be called with {given}: pass a function that {does}"
+            )
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a function of C that does not tell
+        return True
+    return True
 
 
 def grid_of(

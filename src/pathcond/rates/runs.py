@@ -105,8 +105,8 @@ class Beginnings:
             raise WrongCallableError(
                 f"build({seed}) made other initial weights than {where}: runs from different "
                 "weights cannot be compared. "
-                "Make build depend on its seed alone; if you changed the model, name another "
-                "file of rows."
+                "Make a new model in every call of build, by its seed alone; if you changed the "
+                "model, name another file of rows."
             )
         return model
 

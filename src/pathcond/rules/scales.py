@@ -32,6 +32,8 @@ class Scales:
         factors: What was asked of parameters and buffers so far; shared by the walks over the eval
             and the train graph, as are all equations.
         read_buffers: Buffers that are read as plain tensors somewhere.
+        rewritten: Buffers of integers into which the model writes: their values are those of one
+            moment.
         uncounted: Parameters that the criterion leaves out.
         precision: Machine epsilon of the least precise parameter; what is rounded more coarsely
             than that is fixed.
@@ -45,6 +47,7 @@ class Scales:
     approximate: bool
     factors: Factors = field(default_factory=lambda: Factors(Equations()))
     read_buffers: set[str] = field(default_factory=set)
+    rewritten: frozenset[str] = frozenset()
     uncounted: set[str] = field(default_factory=set)
     precision: float = 0.0
     training: bool = False

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,8 +26,7 @@ from .sizes import Example, OtherSizes, find_other_sizes
 
 logger = logging.getLogger("pathcond")
 
-# Options in which calls differ between the modes of one and the same program. A norm that uses the
-# statistics of the batch in eval mode fixes what it reads there, and nothing more in train mode.
+# Options in which calls differ between the modes of one and the same program.
 BY_MODE = {
     "dropout": ("p", "train"),
     "batch_norm": ("training", "momentum"),
@@ -55,13 +53,6 @@ class Captured:
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unfollowed: Mapping[str, str] = field(default_factory=dict)
 
-    @cached_property
-    def programs(self) -> tuple[Graph, ...]:
-        """The graphs, without that of train mode where both modes run the same program."""
-        if len(self.graphs) == 2 and is_same_program(*self.graphs):
-            return self.graphs[:1]
-        return self.graphs
-
 
 def capture_all(
     model: nn.Module, example_inputs: Inputs, other_inputs: Inputs | None = None
@@ -83,8 +74,7 @@ def capture_all(
     for example in given:
         require_fitting_types(model, example.inputs)
     found = [_join_modes(example, capture_around(model, example.inputs)) for example in given]
-    # Another capture in train mode tells nothing new where both modes run the same program.
-    modes = (False,) if len(found[0].programs) < len(found[0].graphs) else (False, True)
+    modes = (False,) if _has_one_program(found[0]) else (False, True)
     sizes = find_other_sizes(model, example_inputs)
     for example in sizes.examples:
         try:
@@ -92,7 +82,7 @@ def capture_all(
         except UnsupportedModelError as error:
             logger.info("The model cannot be captured at other sizes than the example's: %s", error)
     try:
-        return _with_other_ways(model, found, sizes, modes)
+        return _with_other_ways(model, found, sizes)
     except UnsupportedModelError as error:
         if other_inputs is None:
             raise
@@ -100,10 +90,11 @@ def capture_all(
         return found
 
 
-def _with_other_ways(
-    model: nn.Module, found: list[Captured], sizes: OtherSizes, modes: Sequence[bool]
-) -> list[Captured]:
-    """Captures of the ways that the model takes at sizes which none of the examples has."""
+def _with_other_ways(model: nn.Module, found: list[Captured], sizes: OtherSizes) -> list[Captured]:
+    """Captures of the ways that the model takes at sizes which none of the examples has. Both modes
+    are looked at, though they may agree on the examples: each may go its own way elsewhere.
+    """
+    modes = (False, True)
     # What is called from inside a module that cannot be followed is not known without its results.
     force = not any(capture.frozen or capture.unreached for capture in found)
     others = find_other_ways(
@@ -153,9 +144,17 @@ def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
     return Captured(example=example, graphs=(*graphs, *parts), frozen=frozen, unreached=unreached)
 
 
+def _has_one_program(captured: Captured) -> bool:
+    """Whether a capture of train mode at another size tells nothing new."""
+    return len(captured.graphs) == 2 and is_same_program(*captured.graphs)
+
+
 def is_same_program(graph: Graph, other: Graph) -> bool:
     """Whether two graphs make the same calls on the same values and return the same of them, up to
-    what the mode changes. What scales must satisfy in train mode they then satisfy in eval mode.
+    what the mode changes.
+
+    This is no reason to look at one of them alone: what dropout returns may be its input or a copy,
+    which matters where it is written into.
 
     >>> import torch
     >>> layers = [

@@ -102,6 +102,8 @@ class Propagation(Reading):
             return Weight(node.name, node.shape)
         if node.op == "input":
             return lb.constant(node.shape) if isinstance(node.shape, tuple) else None
+        if node.op == "buffer" and node.name in self.scales.rewritten:
+            return lb.constant(node.shape)
         assert node.value is not None
         value = node.value.detach()
         value = value if value.is_meta else value.cpu().clone()

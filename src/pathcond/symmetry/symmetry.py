@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ..capture.aliasing import list_written_leaves
 from ..capture.models import Inputs, canonical_names
 from ..capture.nodes import Graph, Node
 from ..capture.precision import types_behind
@@ -365,6 +366,12 @@ def symmetry_of(
     if frozen == "keep":
         held |= {name: Cause(None, FROZEN) for name in list_frozen(model)}
     frozen_and_held = held | _untouchable(model, graphs)
+    rewritten = frozenset(
+        leaf.name
+        for graph in graphs
+        for leaf, _ in list_written_leaves(graph)
+        if leaf.op == "buffer" and not leaf.dtype.is_floating_point
+    )
     unfollowed = {
         level: f"the other way at {place} ({OTHER_WAY})"
         for level, place in captured[0].unfollowed.items()
@@ -374,6 +381,7 @@ def symmetry_of(
         scales = Scales(
             normalization=normalization,
             approximate=approximate,
+            rewritten=rewritten,
             factors=Factors(Equations(), frozen=dict(frozen_and_held)),
             precision=max((torch.finfo(p.dtype).eps for p in model.parameters()), default=1.0),
         )
@@ -418,7 +426,7 @@ class _Walked:
         used: list[Tensor] = []
         for capture in captured:
             entries: dict[str, Tensor] = {}
-            for graph in capture.programs:
+            for graph in capture.graphs:
                 used.append(Propagation(graph, scales, levels).run())
                 for name, mask in scales.factors.reads.items():
                     entries[name] = entries[name] | mask if name in entries else mask
