@@ -186,6 +186,7 @@ def _for_small_matrices() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        # TF32 stays as it is: torch warns where it is set without an Intel GPU.
         with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
             yield
     finally:

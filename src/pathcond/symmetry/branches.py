@@ -70,22 +70,21 @@ def find_other_ways(
     examples: Sequence[Example],
     sizes: OtherSizes,
     *,
-    modes: Sequence[bool],
     force: bool = True,
 ) -> OtherWays:
-    """Find the ways through a model that no example takes; usually there are none.
+    """Find the ways through a model that no example takes, in eval or in train mode; usually there
+    are none. The modes may agree on all examples, and one of them go its own way elsewhere.
 
     Args:
         model: Any module, not wrapped; it is not changed.
         examples: All that it is captured on.
         sizes: Which sizes of the first one can vary.
-        modes: The modes in which it differs; True for train mode.
         force: Whether outcomes may be put in the place of others.
 
     Raises:
         UnsupportedModelError: The model does not run under the watch.
     """
-    search = _Search(model, sizes, tuple(modes))
+    search = _Search(model, sizes)
     for example in examples:
         watch = search.watch(example)
         if not isinstance(watch, Watch):
@@ -108,7 +107,6 @@ class _Search:
 
     model: nn.Module
     sizes: OtherSizes
-    modes: tuple[bool, ...]
     runs: list[tuple[Example, list[Decision]]] = field(default_factory=list)
     ways: list[Way] = field(default_factory=list)
     # Places where the other way raises at once.
@@ -117,14 +115,14 @@ class _Search:
     calls: list[CallSequence] = field(default_factory=list)
 
     def watch(self, example: Example, invert: frozenset[Place] = frozenset()) -> Watch | Exception:
-        """Run the model in all modes; what was raised, if it fails in the first one."""
+        """Run the model in both modes; what was raised, if it fails in eval mode."""
         watch = Watch(self.model, invert)
-        for number, training in enumerate(self.modes):
+        for training in (False, True):
             try:
                 run_lightly(self.model, example, training=training, call=watch.call)
             # Whatever a model raises on sizes, or on a way, that it was not made for.
             except Exception as error:
-                if number == 0:
+                if not training:
                     self.checks |= {watch.last} if watch.last is not None else set()
                     return error
         return watch

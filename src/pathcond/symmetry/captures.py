@@ -91,19 +91,14 @@ def capture_all(
 
 
 def _with_other_ways(model: nn.Module, found: list[Captured], sizes: OtherSizes) -> list[Captured]:
-    """Captures of the ways that the model takes at sizes which none of the examples has. Both modes
-    are looked at, though they may agree on the examples: each may go its own way elsewhere.
-    """
-    modes = (False, True)
+    """Captures of the ways that the model takes at sizes which none of the examples has."""
     # What is called from inside a module that cannot be followed is not known without its results.
     force = not any(capture.frozen or capture.unreached for capture in found)
-    others = find_other_ways(
-        model, [capture.example for capture in found], sizes, modes=modes, force=force
-    )
+    others = find_other_ways(model, [capture.example for capture in found], sizes, force=force)
     unfollowed = list(others.unfollowed)
     for way in others.ways:
         try:
-            found.append(_capture_way(model, way, modes))
+            found.append(_capture_way(model, way, (False, True)))
         except UnsupportedModelError as error:
             logger.info("A way through the model cannot be captured: %s", error)
             unfollowed += way.shows
@@ -182,7 +177,9 @@ def _spell_out(graph: Graph) -> list[Any]:
     for node in graph.nodes:
         if node.target is None:
             number[node] = (node.op, node.name, node.dtype)
-        elif not _only_counts(node):
+        elif _only_counts(node):
+            number[node] = "a count"
+        else:
             ignored = BY_MODE.get(node.op, ())
             arguments = {name: a for name, a in node.bound.items() if name not in ignored}
             number[node] = len(calls)
