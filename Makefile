@@ -10,12 +10,16 @@ SHELL  := bash
 # Workers and the processes that tests start load bytecode, where the environment forbids to write it too.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all zoo bench docs site lint format clean
+.PHONY: demo test unit test-all zoo bench docs site lint format clean
 
 demo: $(RUNS)  ## Handwritten digits with and without conditioning, at tuned and small rates; writes pathcond-demo.html
 	$(PYTHON) -m pathcond demo
 
-test: $(READY) lint  ## Linters, type checker, unit and model tests
+test: $(READY)  ## Linters, type checker, unit and model tests
+	$(MAKE) --no-print-directory --jobs 2 lint unit
+
+# beside the linters, which keep one core busy
+unit: $(READY)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not zoo and not slow" --durations=30
 
 test-all: $(READY) lint  ## The same with the whole model collection

@@ -57,7 +57,9 @@ def test_teleports_of_both_devices_agree(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         reports[0].log_scales, reports[1].log_scales.cpu(), rtol=0, atol=tolerance
     )
-    assert reports[1].output_change_eval < 1e-4
+    # A running variance plus ε is a power of two times what it was, up to the rounding of its type.
+    largest = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2.0**-7}[dtype]
+    assert reports[1].output_change_eval < largest
     assert reports[1].rounded == (dtype == torch.bfloat16)
 
 

@@ -722,8 +722,9 @@ def main() -> int:
     ]
     todo = [name for name in names if name not in done]
     # A worker that the system kills for its memory ends the run with an error; a Pool would wait.
+    # Workers that take more than one task each may wait for each other (gh-115634 of Python).
     with ProcessPoolExecutor(
-        options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=4
+        options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1
     ) as pool:
         runs = [pool.submit(_examine_safely, name, options.device) for name in todo]
         for run in as_completed(runs):

@@ -9,6 +9,7 @@ import torch
 
 from ..trees import tree_leaves
 from .nodes import Graph, Node
+from .schemas import schema_of
 
 # Ops that always return a view of their first argument (reshape and contiguous may copy).
 VIEWS = frozenset(
@@ -33,11 +34,8 @@ class Aliases:
         if not isinstance(node.target, torch._ops.OpOverload):
             sources = [a for a in node.args if isinstance(a, Node)] if node.op == "getitem" else []
         else:
-            names = {
-                a.name
-                for a in node.target._schema.arguments
-                if a.alias_info is not None and not _converts(node)
-            }
+            arguments = schema_of(node.target).arguments
+            names = {a.name for a in arguments if a.shared and not _converts(node)}
             bound = node.bound
             may_return_input = "dropout" in node.op
             sources = [
@@ -74,20 +72,11 @@ def _converts(node: Node) -> bool:
     return node.op in ("to", "_to_copy", "type_as") and node.dtype != node.operands[0].dtype
 
 
-def writes(node: Node) -> bool:
-    """Whether the node is an in-place op."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def list_written(node: Node) -> list[Node]:
     """The nodes whose memory the op overwrites."""
-    if not writes(node):
+    if not node.writes:
         return []
-    names = [
-        a.name
-        for a in node.target._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-    ]
+    names = [a.name for a in schema_of(node.target).arguments if a.written]
     return [
         leaf
         for name in names
@@ -116,10 +105,10 @@ def _views_from_base(node: Node) -> list[Node] | None:
         node = chain[0]
         source = next((arg for arg in node.args if isinstance(arg, Node)), None)
         passes = node.op == "dropout" and not node.bound["train"]  # then it returns its input
-        if node.target is None or (node.op not in VIEWS and not writes(node) and not passes):
+        if node.target is None or (node.op not in VIEWS and not node.writes and not passes):
             aliasing = isinstance(node.target, torch._ops.OpOverload) and any(
-                argument.alias_info is not None and not _converts(node)
-                for argument in node.target._schema.arguments
+                argument.shared and not _converts(node)
+                for argument in schema_of(node.target).arguments
             )
             return None if aliasing or "dropout" in node.op else chain
         if source is None:
@@ -132,7 +121,7 @@ def through_views(chain: Sequence[Node], tensor: Any) -> Any:
     for node in chain:
         if node.op == "getitem":
             tensor = tensor[node.args[1]]
-        elif not writes(node):  # an in-place op returns its target
+        elif not node.writes:  # an in-place op returns its target
             first, *rest = node.bound
             tensor = node.target(**{first: tensor, **{name: node.bound[name] for name in rest}})
     return tensor

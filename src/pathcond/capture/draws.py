@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -122,29 +123,30 @@ class GlobalDraws:
     def list_draws(self) -> list[tuple[str, int]]:
         """Positions of the draws so far that a plan can set."""
         *words, position = random.getstate()[1]
-        found = [("python", i) for i in range(_count(words, self._python, position))]
+        found = [("python", i) for i in range(_count(tuple(words), self._python, position))]
         if self._numpy is not None:
             state = self._numpy.random.get_state()
-            used = _count(state[1].tolist(), self._numpy_words, state[2])
+            used = _count(tuple(state[1].tolist()), self._numpy_words, state[2])
             found += [("numpy", i) for i in range(used)]
         return found
 
 
-def _count(words: list[int], before: list[int], position: int) -> int:
+def _count(words: tuple[int, ...], before: tuple[int, ...], position: int) -> int:
     used = SET_WORDS if words != before else min(position, SET_WORDS)
     return (used + 1) // 2
 
 
-def _words(plan: Plan, source: str) -> list[int]:
+@lru_cache(maxsize=16)
+def _words(plan: Plan, source: str) -> tuple[int, ...]:
     """624 words such that the first 200 numbers between 0 and 1 are as planned; two words make
     one.
     """
     generator = random.Random(0)
-    words = []
+    words: list[int] = []
     for number in range(SET_WORDS // 2):
         high = int(plan.draw(source, number) * 2**32)
         words += [_untemper(high), _untemper(high)]
-    return words + [generator.getrandbits(32) for _ in range(WORDS - SET_WORDS)]
+    return (*words, *(generator.getrandbits(32) for _ in range(WORDS - SET_WORDS)))
 
 
 def _untemper(output: int) -> int:

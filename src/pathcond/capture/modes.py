@@ -29,6 +29,7 @@ from .decisions import (
 from .nodes import (
     TORCH_FOLDER,
 )
+from .schemas import schema_of
 from .trace import HiddenError, Trace
 
 READS_VALUES = torch.Tag.data_dependent_output
@@ -124,7 +125,7 @@ class Calls(SchemaCheckMode):
         trace = self.trace
         if func is torch.ops.aten.lift_fresh.default and not trace.knows(args[0]):
             return self._literal(args[0])
-        if func._schema.name.startswith("aten::set_"):
+        if schema_of(func).name.startswith("aten::set_"):
             raise UnsupportedModelError(
                 f"the model gives a tensor other memory at {user_line()}: use a new tensor instead"
             )
@@ -141,7 +142,7 @@ class Calls(SchemaCheckMode):
             trace.may_read(_deciding_operands(func, args, kwargs), size=True)
         elif reads and not made:
             trace.may_read(operands, size=False)
-        if made or func._schema.is_mutable:
+        if made or schema_of(func).writes:
             trace.note(func, args, kwargs, result, origins=origins)
         for tensor, version in zip(operands, versions, strict=True):
             if tensor._version != version:
@@ -269,18 +270,13 @@ def _python_leaves(tree: Any) -> list[Any]:
     return found
 
 
-def _bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    arguments = func._schema.arguments
-    given = {a.name: value for a, value in zip(arguments, args, strict=False)}
-    return {a.name: a.default_value for a in arguments} | given | kwargs
-
-
 def _sizes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether the shape of a result depends on the values of an operand."""
-    namespace, name = func._schema.name.split("::")
+    schema = schema_of(func)
+    namespace, name = schema.name.split("::")
     if namespace not in ("aten", "prims", "prim"):
-        return func._schema.name not in SIZED_BY_SIZES
-    bound = _bind(func, args, kwargs)
+        return schema.name not in SIZED_BY_SIZES
+    bound = schema.bind(args, kwargs)
     if name in ("index", "_unsafe_index"):
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in bound["indices"])
     if name == "one_hot":
@@ -292,8 +288,9 @@ def _sizes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 
 def _deciding_operands(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     """The operands whose values decide the shape of the result."""
-    bound = _bind(func, args, kwargs)
-    name = func._schema.name.split("::")[1]
+    schema = schema_of(func)
+    bound = schema.bind(args, kwargs)
+    name = schema.name.split("::")[1]
     if name in ("index", "_unsafe_index"):
         return [
             i for i in bound["indices"] if i is not None and i.dtype in (torch.bool, torch.uint8)
@@ -307,5 +304,5 @@ def _is_still(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether an operation that can draw does not: dropout in eval mode, attention without
     dropout.
     """
-    bound = _bind(func, args, kwargs)
+    bound = schema_of(func).bind(args, kwargs)
     return bound.get("train") is False or bound.get("dropout_p", None) == 0.0

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedModelError
+from .schemas import schema_of
 
 TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]*)')
@@ -72,7 +73,7 @@ class Node:
         """For pickling, which ATen calls do not support: the name of the call."""
         state = {key: vars(self)[key] for key in self.__dataclass_fields__}
         if isinstance(self.target, torch._ops.OpOverload):
-            state["target"] = _Named(self.target._schema.name, self.target._overloadname)
+            state["target"] = _Named(schema_of(self.target).name, self.target._overloadname)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -90,18 +91,17 @@ class Node:
         """The nodes that this one reads."""
         return tuple(arg for arg in tree_leaves((self.args, self.kwargs)) if isinstance(arg, Node))
 
+    @property
+    def writes(self) -> bool:
+        """Whether it overwrites an argument."""
+        return isinstance(self.target, torch._ops.OpOverload) and schema_of(self.target).writes
+
     @cached_property
     def bound(self) -> dict[str, Any]:
         """All arguments by the names of the ATen schema, defaults filled in."""
         if not isinstance(self.target, torch._ops.OpOverload):
             return {str(i): arg for i, arg in enumerate(self.args)}
-        arguments = self.target._schema.arguments
-        bound = {a.name: a.default_value for a in arguments}
-        return (
-            bound
-            | {a.name: value for a, value in zip(arguments, self.args, strict=False)}
-            | self.kwargs
-        )
+        return schema_of(self.target).bind(self.args, self.kwargs)
 
 
 START = Node(name="start", op="start")  # no node yet
@@ -138,8 +138,7 @@ def alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:
     """Leaves, calls that an output depends on, and calls that write in place."""
     needed = {leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Node)}
     for node in reversed(nodes):
-        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-        if node in needed or writes:
+        if node in needed or node.writes:
             needed.add(node)
             needed.update(node.operands)
     return tuple(node for node in nodes if node.target is None or node in needed)
@@ -161,10 +160,11 @@ def is_empty(node: Node) -> bool:
 
 def op_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
-        namespace, name = target._schema.name.split("::")
+        schema = schema_of(target)
+        namespace, name = schema.name.split("::")
         if namespace != "aten":
             return f"{namespace}::{name}"
-        inplace = name.endswith("_") and not name.startswith("__") and target._schema.is_mutable
+        inplace = name.endswith("_") and not name.startswith("__") and schema.writes
         return name[:-1] if inplace else name
     return getattr(target, "__name__", str(target))
 

@@ -33,6 +33,7 @@ from .nodes import (
     type_of,
 )
 
+PLAIN = (bool, int, float, str, type(None))
 TESTS_OF_FINITENESS = ("isinf", "isnan", "isfinite")
 LOGIC = (
     "any",
@@ -339,6 +340,8 @@ def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
     here = [value]
     seen = {id(value)}
     for _ in range(levels + 1):
+        if not here:
+            return
         yield from (part for part in here if isinstance(part, Tensor))
         # by their ids: parts need not be hashable
         inside = {id(part): part for holder in here for part in _contents_of(holder)}
@@ -347,6 +350,8 @@ def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
 
 
 def _contents_of(value: Any) -> list[Any]:
+    if type(value) in PLAIN:
+        return []
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, (list, tuple, set, deque)):

@@ -277,7 +277,7 @@ def _call(node: Node, values: dict[Node, Any], memory: Memory) -> Any:
     made = memory.array(
         (_check(cell, node) for cell in OPERATIONS[node.op](node, operands)), node.shape
     )
-    if not node.target._schema.is_mutable:
+    if not node.writes:
         return made
     if not isinstance(args[0], Array):
         raise NotImplementedError(

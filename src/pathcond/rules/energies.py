@@ -419,9 +419,7 @@ def call(node: Node, arguments: dict[str, Any], device: torch.device) -> Any:
         return node.target(*arguments.values())
     if node.op in PRECISE:
         x = next(iter(arguments.values()))
-        return (
-            x.copy_(PRECISE[node.op](x)) if node.target._schema.is_mutable else PRECISE[node.op](x)
-        )
+        return x.copy_(PRECISE[node.op](x)) if node.writes else PRECISE[node.op](x)
     if node.op == "_grouped_mm" and arguments["self"].dim() == 2 and arguments["mat2"].dim() == 3:
         # torch has it in low precision alone
         return grouped_product(arguments["self"], arguments["mat2"], arguments["offs"])

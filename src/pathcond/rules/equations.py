@@ -28,6 +28,9 @@ from torch import Tensor
 from .labels import ANY, FIXED
 
 Form = dict[int, int]
+# Whole numbers stay ints, which are many times quicker to compute with than fractions.
+Coefficient = int | Fraction
+Combination = dict[int, Coefficient]
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Equations:
     origins: list[tuple[int, int, Any]] = field(default_factory=list)
     _pairs: list[Tensor] = field(default_factory=list)
     _pins: list[tuple[Tensor, Cause]] = field(default_factory=list)
-    _rows: list[tuple[Tensor, tuple[Fraction, ...], Any]] = field(default_factory=list)
+    _rows: list[tuple[Tensor, tuple[Coefficient, ...], Any]] = field(default_factory=list)
     _root: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int32))
     _fixed: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.bool))
     _settled: tuple[int, int] = (0, 0)  # how many of _pairs and _pins are in _root
@@ -113,7 +116,7 @@ class Equations:
 
     def combine(self, terms: Sequence[tuple[Any, Tensor]], *, by: Any) -> Tensor:
         """Labels of Σ coefficient · t[ids] (broadcast); ANY in a term gives ANY."""
-        terms = [(Fraction(c), ids) for c, ids in terms]
+        terms = [(_exact(c), ids) for c, ids in terms]
         stacked = torch.stack(torch.broadcast_tensors(*[ids for _, ids in terms]))
         flat = stacked.reshape(len(terms), -1)
         neutral = (flat == ANY).any(0)
@@ -129,9 +132,7 @@ class Equations:
         if mixed.any():
             columns, inverse = _unique_columns(flat[:, mixed])
             new = self.fresh(columns.shape[1], origin=None)
-            self._rows.append(
-                (torch.cat([new[None], columns]), (Fraction(-1), *(c for c, _ in terms)), by)
-            )
+            self._rows.append((torch.cat([new[None], columns]), (-1, *(c for c, _ in terms)), by))
             out[mixed] = new[inverse]
         out[neutral] = ANY
         return out.view(stacked.shape[1:])
@@ -144,9 +145,7 @@ class Equations:
         stacked = stacked[:, (stacked != ANY).all(0)]
         stacked = stacked[:, (stacked != FIXED).any(0)]
         if stacked.numel():
-            self._rows.append(
-                (_unique_columns(stacked)[0], tuple(Fraction(c) for c, _ in terms), by)
-            )
+            self._rows.append((_unique_columns(stacked)[0], tuple(_exact(c) for c, _ in terms), by))
 
     def settle(self) -> None:
         """Bring the classes of equal labels up to date with all equalities and pins so far."""
@@ -184,7 +183,7 @@ class Equations:
         for ids, cause in self._pins:
             for label in torch.unique(root[ids.long()]).tolist():
                 causes.setdefault(label, cause)
-        solved: dict[int, dict[int, Fraction]] = {}
+        solved: dict[int, Combination] = {}
         for ids, coefficients, by in self._rows:
             for column in root[ids.long()].T.tolist():
                 self._eliminate(column, coefficients, by, causes, solved)
@@ -193,12 +192,12 @@ class Equations:
     def _eliminate(
         self,
         column: list[int],
-        coefficients: tuple[Fraction, ...],
+        coefficients: tuple[Coefficient, ...],
         by: Any,
         causes: dict[int, Cause],
-        solved: dict[int, dict[int, Fraction]],
+        solved: dict[int, Combination],
     ) -> None:
-        row: dict[int, Fraction] = {}
+        row: Combination = {}
         fixed: Cause | None = None
         stack = [
             (label, c) for label, c in zip(column, coefficients, strict=True) if label != FIXED
@@ -210,7 +209,7 @@ class Equations:
             elif label in solved:
                 stack.extend((other, c * factor) for other, factor in solved[label].items())
             else:
-                row[label] = row.get(label, Fraction(0)) + c
+                row[label] = row.get(label, 0) + c
                 if not row[label]:
                     del row[label]
         if not row:
@@ -226,23 +225,25 @@ class Equations:
         # The latest label gives way, so that units are named after the first layer that makes them;
         # coefficients of ±1 first, so that the solution stays integral.
         pivot = max(row, key=lambda label: (abs(row[label]) == 1, label))
-        solved[pivot] = {label: -c / row[pivot] for label, c in row.items() if label != pivot}
+        solved[pivot] = {
+            label: -_ratio(c, row[pivot]) for label, c in row.items() if label != pivot
+        }
 
 
-def _integral(solved: dict[int, dict[int, Fraction]], causes: dict[int, Cause]) -> dict[int, Form]:
+def _integral(solved: dict[int, Combination], causes: dict[int, Cause]) -> dict[int, Form]:
     """Substitute until only free labels remain, then clear denominators unit by unit."""
-    memo: dict[int, dict[int, Fraction]] = {}
+    memo: dict[int, Combination] = {}
 
-    def expand(label: int) -> dict[int, Fraction]:
+    def expand(label: int) -> Combination:
         if label in causes:
             return {}
         if label not in solved:
-            return {label: Fraction(1)}
+            return {label: 1}
         if label not in memo:
-            total: dict[int, Fraction] = {}
+            total: Combination = {}
             for other, c in solved[label].items():
                 for free, factor in expand(other).items():
-                    total[free] = total.get(free, Fraction(0)) + c * factor
+                    total[free] = total.get(free, 0) + c * factor
             memo[label] = {free: c for free, c in total.items() if c}
         return memo[label]
 
@@ -257,6 +258,15 @@ def _integral(solved: dict[int, dict[int, Fraction]], causes: dict[int, Cause]) 
     }
     integral.update({free: {free: scale} for free, scale in clear.items() if scale > 1})
     return integral
+
+
+def _exact(coefficient: Any) -> Coefficient:
+    fraction = Fraction(coefficient)
+    return fraction.numerator if fraction.denominator == 1 else fraction
+
+
+def _ratio(a: Coefficient, b: Coefficient) -> Coefficient:
+    return a * b if b in (-1, 1) else _exact(Fraction(a) / b)
 
 
 def _unique_columns(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -102,9 +102,8 @@ def at_once(
         return None
     if _broadcasts(arguments, shape):
         return None
-    writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
     # the memory of a joined copy would not be theirs
-    if (writes or op in MAY_RETURN_THEIR_INPUT) and first.joined is None:
+    if (node.writes or op in MAY_RETURN_THEIR_INPUT) and first.joined is None:
         return None
     result = call(tree_map(lambda a: a.join() if isinstance(a, Samples) else a, arguments))
     return Samples.of_joined(result, first.count)

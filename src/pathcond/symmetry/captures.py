@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.aliasing import writes
 from ..capture.graph import capture_graphs
 from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node, is_empty
@@ -210,7 +209,7 @@ def _is_count(output: Any) -> bool:
 def _only_counts(node: Node) -> bool:
     """Whether the node advances an integer buffer: a norm counts its batches in train mode."""
     return (
-        writes(node)
+        node.writes
         and isinstance(node.dtype, torch.dtype)
         and not node.dtype.is_floating_point
         and all(operand.op == "buffer" for operand in node.operands)

@@ -55,15 +55,18 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
         steps: Its calls in order.
         outputs: What the graph returns.
     """
-    root = scales.equations.simplify(torch.arange(scales.equations.count, dtype=torch.int32)).long()
-    used = torch.zeros(len(root), dtype=torch.bool)
+    classes = scales.equations.simplify(torch.arange(scales.equations.count, dtype=torch.int32))
+    # At ANY, the last place, stands what carries no scale.
+    root = torch.cat([classes.long(), torch.tensor([FIXED])])
+    used = torch.zeros(len(classes), dtype=torch.bool)
     # What carries no scale may be read by anything.
     used[FIXED] = True
+    own = torch.zeros_like(used)
     for labels in outputs:
-        used[root[_positions(labels.ids)]] = True
+        used[root[labels.ids]] = True
     for step in reversed(steps):
-        results = [root[_positions(labels.ids)] for labels in step.results]
-        operands = [root[_positions(labels.ids)] for labels in step.operands]
+        results = [root[labels.ids] for labels in step.results]
+        operands = [root[labels.ids] for labels in step.operands]
         inside = root[step.made.start : step.made.stop]
         if step.node.op in ELEMENTWISE and len(results) == 1:
             for ids in operands:
@@ -72,13 +75,15 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
         elif not _selects(step.node) and (
             not results or any(bool(used[ids].any()) for ids in results)
         ):
-            kept = torch.zeros_like(used)
             # The states of one layer of a recurrence feed the next, returned or not.
-            for ids in results if not family_of(step.node.op).recurrent else ():
-                kept[ids] = True
+            returned = results if not family_of(step.node.op).recurrent else []
+            for ids in returned:
+                own[ids] = True
             for ids in (*operands, inside):
-                used[ids[~kept[ids]]] = True
-    return used[root]
+                used[ids[~own[ids]]] = True
+            for ids in returned:
+                own[ids] = False
+    return used[root[:ANY]]
 
 
 def find_used_anywhere(scales: Scales, used: Sequence[Tensor]) -> Tensor:
