@@ -48,8 +48,11 @@ def examples(count: int) -> settings:
 
 
 def further(*values: Any) -> list[Any]:
-    """Values of a parameter that only repeat what another one tests: `make test-all` takes them."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+    """Values of a parameter, tuples of several, that only repeat what others test: `make test-all`
+    takes them.
+    """
+    tuples = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*values, marks=pytest.mark.slow) for values in tuples]
 
 
 @dataclass(frozen=True)

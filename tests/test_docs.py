@@ -35,7 +35,7 @@ def test_claims_are_decided_in_a_line_and_name_the_paper_by_numbers() -> None:
     from pathcond_paper.citing import LABEL, cite
     from pathcond_paper.page import gather
 
-    claims = [claim for figure in gather(Path("results/paper")) for claim in figure.claims]
+    claims = [claim for figure in gather(ROOT / "results" / "paper") for claim in figure.claims]
     assert len(claims) > 40
     for claim in claims:
         assert len(claim.decides.split()) <= 25, claim.decides

@@ -37,6 +37,8 @@ from pathcond.integrations.shared import import_first
 from pathcond.integrations.transformers import PathCondCallback as TransformersCallback
 from pathcond.solvers import Solution, Solver
 
+from .strategies import further
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated"),
@@ -671,8 +673,11 @@ class Stop(transformers.TrainerCallback):
             raise PowerCutError
 
 
-@pytest.mark.parametrize("every", [3, "epoch"])
-@pytest.mark.parametrize("saved", [STEPS, STEPS + 1])  # the last step of an epoch, and one within
+# The last step of an epoch, and one within.
+@pytest.mark.parametrize(
+    ("saved", "every"),
+    [(STEPS, 3), (STEPS + 1, "epoch"), *further((STEPS, "epoch"), (STEPS + 1, 3))],
+)
 def test_transformers_resumed_run_equals_the_uninterrupted_one(
     saved: int, every: Any, tmp_path: Path
 ) -> None:

@@ -20,12 +20,12 @@ def compressed(draw: st.DrawFn) -> Labels:
 
 def reshapes(labels: Labels, data: st.DataObject) -> list[int]:
     """A random shape with the same number of elements."""
-    left, shape = torch.Size(labels.shape).numel(), []
+    left, shape = torch.Size(labels.shape).numel(), [1] * data.draw(st.integers(0, 2))
     while left > 1:
-        factor = data.draw(st.sampled_from([d for d in range(1, left + 1) if left % d == 0]))
+        factor = data.draw(st.sampled_from([d for d in range(2, left + 1) if left % d == 0]))
         shape.append(factor)
         left //= factor
-    return shape or [1]
+    return data.draw(st.permutations(shape)) or [1]
 
 
 @given(compressed(), st.data())

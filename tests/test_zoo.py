@@ -16,8 +16,8 @@ from pathcond.symmetry.symmetry import symmetry_of
 from .zoo import DEFAULT, Entry, Result, entries, examine, failures, randomise
 
 QUICK = """
-timm:test_resnet timm:test_vit timm:test_vit2 timm:test_efficientnet timm:test_byobnet
-timm:test_convnext timm:test_convnext3 timm:test_nfnet timm:test_mambaout
+timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet timm:test_convnext3
+timm:test_nfnet timm:test_mambaout
 """.split()
 
 
@@ -47,7 +47,7 @@ def keeps_its_function(result: Result) -> None:
 
 
 def test_enough_models_run_every_time() -> None:
-    assert len(every_time()) >= 20
+    assert len(every_time()) >= 18
     assert sum(entry.name.startswith("timm:") for entry in entries()) >= 150
 
 

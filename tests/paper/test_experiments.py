@@ -27,6 +27,8 @@ from pathcond_paper import FIGURES, load, style
 from pathcond_paper.figure import Place, Row
 from pathcond_paper.figures import table1
 
+from ..strategies import DRAWS_ALL
+
 IMAGES = torch.zeros(2, 3, 32, 32)
 
 
@@ -250,12 +252,9 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-TRAINING = {
-    "mlp-depth": "depth=2",
-    "autoencoder": "compression=4",
-    "smooth": "depth=2",
-    "cifar-nv": "learning_rate=0.001",
-}
+TRAINING = {"smooth": "depth=2", "cifar-nv": "learning_rate=0.001"}
+if DRAWS_ALL:
+    TRAINING |= {"mlp-depth": "depth=2", "autoencoder": "compression=4"}
 # ``python -m pathcond_paper`` for one figure after the other: each process imports torch anew.
 ONE_AFTER_THE_OTHER = """
 import json, runpy, sys

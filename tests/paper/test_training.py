@@ -631,7 +631,9 @@ def test_any_part_of_the_rows_can_be_read(figure: Figure) -> None:
                 "not run"
             }
         figure.table(part)
+        if attempt % 2:  # drawing takes most of the time, laying it out even more
+            continue
         with in_style():
             for drawing in figure.plot(part).values():
-                if attempt % 5 == 0:  # laying it out takes most of the time
+                if attempt % 6 == 0:
                     drawing.draw_without_rendering()

@@ -211,6 +211,8 @@ def _split(axes: Axes) -> Iterator[Axes]:
 
 def _resize(tensor: Tensor, axis: int, size: int) -> Tensor:
     """The tensor cut to a size along an axis, or repeated from its start."""
+    if size <= tensor.shape[axis]:  # many times quicker than picking
+        return tensor.narrow(axis, 0, size).clone(memory_format=torch.contiguous_format)
     places = torch.arange(size, device=tensor.device) % tensor.shape[axis]
     if tensor.is_meta:
         places = places.to("meta")

@@ -19,9 +19,10 @@ from pathcond.rows import Job, Row
 
 def where(rows: Iterable[Row], **settings: Any) -> list[Row]:
     """The rows whose jobs have these settings."""
-    return [
-        row for row in rows if all(row.job.get(key) == value for key, value in settings.items())
-    ]
+    found = list(rows)
+    for key, value in settings.items():
+        found = [row for row in found if row.job.get(key) == value]
+    return found
 
 
 def settings_of(rows: Iterable[Row], key: str) -> list[Any]:
