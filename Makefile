@@ -20,7 +20,7 @@ test: $(READY)  ## Linters, type checker, unit and model tests
 
 # beside the linters, which keep one core busy
 unit: $(READY)
-	$(PYTHON) -m pytest -n 3 --dist worksteal -m "not zoo and not slow" --durations=30
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not zoo and not slow" --durations=30
 
 test-all: $(READY) lint  ## The same with the whole model collection
 	PATHCOND_TEST_ALL=1 $(PYTHON) -m pytest -n 2 --dist worksteal

@@ -4,10 +4,11 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,11 +19,41 @@ from pathcond.symmetry.captures import Captured, capture_all
 from pathcond.symmetry.symmetry import symmetry_of
 
 CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {}
+# To all others the value of ``normalization`` makes no difference: test_symmetry.py holds that.
+NORMED = (
+    "batch_norm_mlp",
+    "conv_bn_conv",
+    "convnext",
+    "densenet",
+    "group_and_instance_norm",
+    "llama",
+    "mobilenet_v3",
+    "norms_without_parts",
+    "regnet",
+    "resnet",
+    "rms_norm_module",
+    "tracked_instance_norm",
+    "unet",
+    "vit",
+)
 
 
 def case(build: Callable[[], tuple[nn.Module, Any]]) -> Callable[[], tuple[nn.Module, Any]]:
     CASES[build.__name__] = build
     return build
+
+
+def families(normalizations: Sequence[str]) -> list[Any]:
+    """Every family with every value of ``normalization``. One without norms takes one of the
+    values, by turns; `make test-all` takes all.
+    """
+    found = []
+    for turn, name in enumerate(sorted(CASES)):
+        chosen = normalizations[turn % len(normalizations)]
+        for value in normalizations:
+            repeats = name not in NORMED and value != chosen
+            found.append(pytest.param(name, value, marks=[pytest.mark.slow] if repeats else []))
+    return found
 
 
 def make(name: str, seed: int = 0) -> tuple[nn.Module, Any]:

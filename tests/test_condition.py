@@ -34,13 +34,12 @@ from pathcond.networks import mlp
 from pathcond.reference import enumerate_paths
 from pathcond_paper.data import load
 
-from .cases import CASES, make, prepared
+from .cases import CASES, families, make, prepared
 from .test_reference import built, generators, parameter_vector
 from .zoo import NORMALIZATIONS, WITH_BATCH, outputs
 
 
-@pytest.mark.parametrize("normalization", WITH_BATCH)
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "normalization"), families(WITH_BATCH))
 def test_conditioning_keeps_the_function_and_twice_does_nothing(
     name: str, normalization: str
 ) -> None:

@@ -39,7 +39,7 @@ from pathcond.integrations.shared import ConditionedTraining, counts_at
 from pathcond.lifting.sample import Sample
 from pathcond.solvers.balance import WIDTH, balance_point
 
-from .cases import CASES, make, prepared
+from .cases import CASES, families, make, prepared
 from .strategies import further
 from .zoo import NORMALIZATIONS, outputs
 
@@ -88,14 +88,12 @@ def unchanged(model: nn.Module, before: dict[str, Tensor]) -> bool:
     return all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "normalization"), families(NORMALIZATIONS))
 def test_balanced_norms_twice_do_nothing(name: str, normalization: str) -> None:
     twice_does_nothing(BalancedNorms(), name, normalization)
 
 
-@pytest.mark.parametrize("normalization", ["absorb", "full"])
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "normalization"), families(["absorb", "full"]))
 def test_balanced_layers_twice_do_nothing(name: str, normalization: str) -> None:
     twice_does_nothing(BalancedLayers(), name, normalization)
 

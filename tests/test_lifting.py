@@ -25,7 +25,7 @@ from pathcond import (
 from pathcond.lifting.lifting import capture_sample, off_path, path_energy
 from pathcond.reference import enumerate_paths, parameter_vector
 
-from .cases import CASES, Calls, SelfAttention, images, make, prepared
+from .cases import CASES, Calls, SelfAttention, families, images, make, prepared
 from .strategies import examples, further, path_networks
 from .zoo import NORMALIZATIONS, energy_change
 
@@ -156,8 +156,7 @@ def test_zero_weights_count_and_absent_ones_do_not() -> None:
 # -- under the symmetry ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "normalization"), families(NORMALIZATIONS))
 def test_rescaling_divides_the_diagonal_by_the_squared_factors(
     name: str, normalization: str
 ) -> None:

@@ -19,7 +19,7 @@ import pathcond
 from pathcond.capture.outputs import output_change
 from pathcond.symmetry.captures import capture_all
 
-from .cases import CASES, Calls, make, prepared
+from .cases import Calls, families, make, prepared
 from .zoo import NORMALIZATIONS, as_double, other_sizes, outputs
 
 
@@ -355,8 +355,7 @@ def test_outputs_keep_at_other_sizes(name: str, normalization: str) -> None:
 OF_ONE_SIZE = ("assignments_by_index", "embedding_bags")
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "normalization"), families(NORMALIZATIONS))
 def test_families_at_other_sizes(name: str, normalization: str) -> None:
     model, inputs = make(name)
     others = other_sizes(model, inputs)

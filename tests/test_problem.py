@@ -10,7 +10,7 @@ import pathcond
 from pathcond import Symmetry, diag_g, find_symmetry
 from pathcond.criteria.problem import Problem, sides_of
 
-from .cases import CASES, diagonal, make, prepared
+from .cases import diagonal, families, make, prepared
 from .zoo import NORMALIZATIONS
 
 
@@ -41,8 +41,7 @@ def random_weights(g: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "normalization"), families(NORMALIZATIONS))
 def test_value_gradient_and_hessian(name: str, normalization: str) -> None:
     symmetry = prepared(name, normalization, approximate=True).symmetry
     if not symmetry.num_units:
@@ -119,8 +118,7 @@ def test_solving_changes_neither_the_diagonal_nor_the_symmetry() -> None:
     assert torch.equal(pathcond.solve(symmetry, g).log_scales, first.log_scales)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "normalization"), families(NORMALIZATIONS))
 def test_sides_are_those_of_a_problem(name: str, normalization: str) -> None:
     symmetry, (model, _) = prepared(name, normalization).symmetry, make(name)
     values = {

@@ -16,7 +16,7 @@ from pathcond.capture.outputs import output_change
 from pathcond.reference import count_symmetries
 from pathcond.reference.symmetries import _coordinates, _find_dropped
 
-from .cases import CASES, Calls, RMSNorm, make, prepared
+from .cases import CASES, NORMED, Calls, RMSNorm, families, make, prepared
 from .zoo import NORMALIZATIONS, WITH_BATCH, outputs, randomise
 
 
@@ -56,8 +56,7 @@ def counted(name: str, normalization: str) -> int:
 COUNTED: dict[tuple[str, frozenset[str], bool], int] = {}
 
 
-@pytest.mark.parametrize("normalization", WITH_BATCH)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "normalization"), families(WITH_BATCH))
 def test_neither_more_nor_fewer(name: str, normalization: str) -> None:
     model, inputs = make(name)
     symmetry = prepared(name, normalization).symmetry
@@ -65,6 +64,19 @@ def test_neither_more_nor_fewer(name: str, normalization: str) -> None:
     assert change(model, inputs, symmetry) < 1e-12
     if normalization == "gain":
         assert change(model, inputs, symmetry, training=True) < 1e-12
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_values_of_normalization_differ_where_there_are_norms(name: str) -> None:
+    """``families`` relies on it."""
+    found = [prepared(name, value).symmetry for value in WITH_BATCH]
+    kinds = {(symmetry.num_units, symmetry.groups, symmetry.pinned) for symmetry in found}
+    assert (len(kinds) > 1) == (name in NORMED)
+    if name not in NORMED:
+        log_scales = torch.randn(found[0].num_units, dtype=torch.float64)
+        first, *others = (symmetry.factors(log_scales) for symmetry in found)
+        assert all(other.keys() == first.keys() for other in others)
+        assert all(torch.equal(other[key], first[key]) for other in others for key in first)
 
 
 @pytest.mark.parametrize(

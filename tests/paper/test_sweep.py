@@ -33,6 +33,7 @@ from pathcond_paper.sweep.engines import Advanced, Ended, Finished
 from pathcond_paper.sweep.watching import watching
 
 from ..processes import FORKED
+from ..strategies import further
 from . import figure_for_tests
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +151,8 @@ def gone(process: int) -> bool:
 class TestEngines:
     """What both engines promise."""
 
+    # Ray: also by test_ray_starts_a_cluster_where_none_runs.
+    @pytest.mark.parametrize("engine", ["local", *further("ray")], indirect=True)
     def test_a_killed_worker_loses_nothing_and_its_run_is_repeated(
         self, engine: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
