@@ -18,7 +18,7 @@ import pathcond
 from pathcond.criteria.problem import Problem
 from pathcond.rows import Row
 from pathcond.solvers import CoordinateDescent
-from pathcond_paper import load
+from pathcond_paper import FIGURES, load
 from pathcond_paper.figure import Claim, Figure, Place
 from pathcond_paper.figures import convergence, criteria, regimes, toy
 
@@ -75,7 +75,7 @@ def test_running_needs_no_plotting_libraries() -> None:
         "import sys\n"
         "for name in ('matplotlib', 'scipy', 'sklearn'): sys.modules[name] = None\n"
         "from pathcond_paper import load\n"
-        f"for name in {(*NAMES, 'table1')}: load(name)\n"
+        f"for name in {tuple(FIGURES)}: load(name)\n"
         "figure = load('toy')\n"
         "from pathcond_paper.figure import Place\n"
         "list(figure.run(figure.jobs('smoke', seeds=0)[:1], Place(), lambda share, what: None))\n"

@@ -252,9 +252,9 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-TRAINING = {"smooth": "depth=2", "cifar-nv": "learning_rate=0.001"}
+TRAINING = {"cifar-nv": "learning_rate=0.001"}
 if DRAWS_ALL:
-    TRAINING |= {"mlp-depth": "depth=2", "autoencoder": "compression=4"}
+    TRAINING |= {"mlp-depth": "depth=2", "autoencoder": "compression=4", "smooth": "depth=2"}
 # ``python -m pathcond_paper`` for one figure after the other: each process imports torch anew.
 ONE_AFTER_THE_OTHER = """
 import json, runpy, sys

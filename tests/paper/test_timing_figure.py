@@ -1,7 +1,5 @@
 """The figure of timings: what it derives from seconds is right, whatever the seconds are."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -219,11 +217,3 @@ def test_the_claim_about_the_solver(share: float, verdict: str) -> None:
 
 def test_no_rows_no_verdicts() -> None:
     assert [claim.verdict for claim in timing.claims([])] == ["not run"] * 3
-
-
-def test_runs_need_no_matplotlib() -> None:
-    code = (
-        "import sys; from pathcond_paper.figures import timing; sys.exit('matplotlib' in "
-        "sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
