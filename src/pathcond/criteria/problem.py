@@ -47,7 +47,8 @@ from ..distributed.ranks import ALONE, Ranks
 from ..distributed.sharding import counts_here, cut, is_sharded, local, mesh_group
 from ..rules.class_pairs import ClassPairs
 from ..rules.values import Scaling
-from ..symmetry.symmetry import ClassMatrix, Symmetry
+from ..symmetry.symmetry import Symmetry
+from ..symmetry.units import ClassMatrix
 
 
 class NoEnergyError(ValueError):
@@ -195,7 +196,7 @@ class Problem:
             log_total=math.log(total),
             class_matrix=class_matrix,
             num_units=symmetry.num_units,
-            slope=class_matrix.apply_transposed(ranks.sum(n), symmetry.num_units),
+            slope=class_matrix.apply_transposed(ranks.sum(n)),
             lower=lower,
             upper=upper,
             power=power,
@@ -371,7 +372,7 @@ class Point:
         multiplied.index_add_(0, problem.rows, self.by_row)
         divided.index_add_(0, problem.columns, self.by_column)
         multiplied, divided = problem.ranks.sum(torch.stack([multiplied, divided]))
-        return problem.class_matrix.sides(multiplied, divided, problem.num_units)
+        return problem.class_matrix.sides(multiplied, divided)
 
     def outward(self, margin: float | Tensor = 1e-9) -> Tensor:
         """Units within a margin of a bound that −∇F points out of, (num_units,) bool."""
@@ -420,10 +421,7 @@ class Point:
             .index_add_(0, problem.columns, at_columns)
         )
         total = problem.ranks.sum(total)
-        coefficients = C.coefficients**power
-        return ClassMatrix(C.classes, C.units, coefficients, C.num_classes).apply_transposed(
-            total, problem.num_units
-        )
+        return replace(C, coefficients=C.coefficients**power).apply_transposed(total)
 
 
 def _class_pairs(scaling: Scaling, tensor: Tensor) -> ClassPairs:
@@ -526,7 +524,7 @@ def sides_of(symmetry: Symmetry, values: Mapping[str, Tensor]) -> tuple[Tensor, 
         for side, classes, sums in ((0, rows, by_row), (1, columns, by_column)):
             total[side].index_add_(0, classes.to(device), sums.to(device))
     multiplied, divided = ranks.sum(total)
-    return class_matrix.sides(multiplied, divided, symmetry.num_units)
+    return class_matrix.sides(multiplied, divided)
 
 
 def any_positive(g: Mapping[str, Tensor]) -> bool:

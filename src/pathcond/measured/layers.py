@@ -227,14 +227,14 @@ def _least_squares(symmetry: Symmetry, wanted: Tensor, where: Tensor) -> Tensor:
     """
     K = symmetry.class_matrix
     d = torch.zeros(symmetry.num_units, dtype=torch.float64)
-    rest = K.apply_transposed(wanted, symmetry.num_units)
+    rest = K.apply_transposed(wanted)
     direction = rest
     square = float(rest @ rest)
     enough = PRECISION * square
     for _ in range(STEPS):
         if square <= enough:
             break
-        image = K.apply_transposed(torch.where(where, K @ direction, 0.0), symmetry.num_units)
+        image = K.apply_transposed(torch.where(where, K @ direction, 0.0))
         step = square / float(direction @ image)
         d, rest = d + step * direction, rest - step * image
         square, before = float(rest @ rest), square

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from .curves import Curve, difference
-from .runs import Run
+from .compared import ComparedRates
+from .words import comparison_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateComparison:
+class RateComparison(ComparedRates):
     """What every method reached at every learning rate.
 
     Attributes:
@@ -25,60 +23,6 @@ class RateComparison:
         runs: All of them, in the order in which they were made.
         notes: What else there is to say, in sentences.
     """
-
-    label: str
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    curves: tuple[Curve, ...] = field(repr=False)
-    baseline: str
-    runs: tuple[Run, ...] = field(repr=False)
-    notes: tuple[str, ...] = field(default=(), repr=False)
-
-    def __getitem__(self, name: str) -> Curve:
-        """The curve of a method.
-
-        Raises:
-            KeyError: There is no method of that name.
-        """
-        found = {curve.name: curve for curve in self.curves}
-        if name not in found:
-            raise KeyError(f"there is no method {name!r}; there are {', '.join(map(repr, found))}")
-        return found[name]
-
-    @property
-    def failures(self) -> dict[str, tuple[Run, ...]]:
-        """Runs that raised, by their error."""
-        errors = dict.fromkeys(run.error for run in self.runs if run.error is not None)
-        return {error: tuple(run for run in self.runs if run.error == error) for error in errors}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON: what is infinite or missing is None."""
-        return {
-            "label": self.label,
-            "rates": list(self.rates),
-            "seeds": list(self.seeds),
-            "baseline": self.baseline,
-            "methods": [self._summary(curve) for curve in self.curves],
-            "runs": [_plain(run) for run in self.runs],
-            "notes": list(self.notes),
-        }
-
-    def _summary(self, curve: Curve) -> dict[str, Any]:
-        against = difference(curve, self[self.baseline]) if curve.name != self.baseline else None
-        return {
-            "name": curve.name,
-            "how": curve.how,
-            "best_rate": _finite(curve.best_rate),
-            "mean": _finite(curve.mean),
-            "deviation": curve.deviation,
-            "relative_gain": _finite(against.relative) if against else None,
-            "paired_difference": against.mean if against else None,
-            "standard_error": against.error if against else None,
-            "beyond_noise": against.is_clear if against else None,
-            "decades_within_1_percent": _finite(curve.decades),
-            "at_edge": curve.at_edge,
-            "means": [_finite(mean) for mean in curve.means],
-        }
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained page: the figure over the learning rate, a curve per method, and
@@ -100,23 +44,4 @@ class RateComparison:
             return None
 
     def __str__(self) -> str:
-        from .words import comparison_table
-
         return comparison_table(self)
-
-
-def _plain(run: Run) -> dict[str, Any]:
-    outcome = "raised" if run.error else "finished" if math.isfinite(run.figure) else "diverged"
-    return {
-        "method": run.method,
-        "rate": run.rate,
-        "seed": run.seed,
-        "outcome": outcome,
-        "figure": _finite(run.figure),
-        "error": run.error,
-        "seconds": run.seconds,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..report import charts
 from ..report.page import render
+from .compared import ComparedRates
+from .curves import Curve
 from .words import cells, number, sentences
 
-if TYPE_CHECKING:
-    from .comparison import RateComparison
-    from .curves import Curve
 
-
-def comparison_page(result: RateComparison) -> str:
+def comparison_page(result: ComparedRates) -> str:
     """The page of one comparison."""
     title = f"{result.label[:1].upper()}{result.label[1:]} over the learning rate"
     return render("rates.html.jinja", title=title, **comparing(result))
 
 
-def comparison_frame(result: RateComparison) -> str:
+def comparison_frame(result: ComparedRates) -> str:
     """The page as a frame: its style stays its own inside a notebook."""
     page = escape(comparison_page(result), quote=True)
     title = f"{escape(result.label)} over the learning rate"
@@ -31,7 +29,7 @@ def comparison_frame(result: RateComparison) -> str:
     )
 
 
-def comparing(result: RateComparison) -> dict[str, Any]:
+def comparing(result: ComparedRates) -> dict[str, Any]:
     """What ``rates_body.html.jinja`` shows."""
     curves = [_band(curve) for curve in result.curves]
     chart = charts.bands(curves, result.rates, x_label="learning rate", y_label=result.label)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from .compared import ComparedRates
 from .curves import Curve, Difference, difference
-
-if TYPE_CHECKING:
-    from .comparison import RateComparison
-    from .runs import Run
+from .runs import Run
 
 SHOWN_RUNS = 6
 # the third is the figure's own name
 COLUMNS = ("method", "best rate", "", "gain", "decades within 1 %")
 
 
-def comparison_table(result: RateComparison) -> str:
+def comparison_table(result: ComparedRates) -> str:
     """One line per method, then what can be concluded, and what went wrong."""
     asked = f"{_span(result.rates)}, {_count(len(result.seeds), 'seed')}"
     head = f"{_capital(result.label)} at each method's own best learning rate: {asked}"
@@ -28,7 +25,7 @@ def comparison_table(result: RateComparison) -> str:
     return "\n".join([head, "", *_align(rows), "", *sentences(result)]).rstrip()
 
 
-def cells(curve: Curve, result: RateComparison) -> tuple[str, ...]:
+def cells(curve: Curve, result: ComparedRates) -> tuple[str, ...]:
     """A method's line of the table."""
     edge = " (edge)" if curve.at_edge else ""
     against = difference(curve, result[result.baseline]) if curve.name != result.baseline else None
@@ -41,7 +38,7 @@ def cells(curve: Curve, result: RateComparison) -> tuple[str, ...]:
     )
 
 
-def sentences(result: RateComparison) -> list[str]:
+def sentences(result: ComparedRates) -> list[str]:
     """What the numbers say, and what they do not."""
     baseline = result[result.baseline]
     found = [_verdict(curve, baseline) for curve in result.curves if curve.name != baseline.name]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..symmetry.text import pinned_lines
 from . import charts
-
-if TYPE_CHECKING:
-    from .report import Report
+from .conditioning import Conditioning
 
 SHOWN_LAYERS = 80
 STAGES = {
@@ -45,13 +43,13 @@ def render(template: str, *, package: str = "pathcond.report", **values: Any) ->
     return environment.get_template(template).render(**values)
 
 
-def conditioning_page(report: Report, name: str | None = None) -> str:
+def conditioning_page(report: Conditioning, name: str | None = None) -> str:
     """The page of one conditioning, under the given name or that of the model's class."""
     values = conditioning(report, name)
     return render("conditioning.html.jinja", title=f"{values['name']}, conditioned", **values)
 
 
-def conditioning(report: Report, name: str | None = None) -> dict[str, Any]:
+def conditioning(report: Conditioning, name: str | None = None) -> dict[str, Any]:
     """What ``conditioning_body.html.jinja`` shows."""
     from markupsafe import Markup
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ..symmetry.text import table_body
 from ..text import MAX_ROWS, count_of, name_list, sparkline
-
-if TYPE_CHECKING:
-    from .report import Report
+from .conditioning import Conditioning
 
 
-def report_table(report: Report) -> str:
+def report_table(report: Conditioning) -> str:
     """What ``condition_`` did, in one screen: the criterion, the outputs, the scales of every
     layer, what is pinned.
     """

@@ -8,9 +8,9 @@ experts were chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +19,7 @@ from ..capture.nodes import Node
 from ..trees import tree_leaves, tree_map
 from . import labels as lb
 from .labels import ANY, Labels
-from .values import Known, Pick, Picked, Weight
-
-if TYPE_CHECKING:
-    from .scales import Scales
+from .values import Known, Operand, Pick, Picked, Weight
 
 # Tables with more rows than this (vocabularies, positions) share one scale per column.
 MAX_MEMBERS = 512
@@ -59,7 +56,27 @@ KEEPS_ORDER = frozenset(
 INTEGERS = (torch.int64, torch.int32)
 
 
-def pick_from(scales: Scales, stack: Any, index: Any, *, rows: int | None = None) -> Picked | None:
+class Words(Protocol):
+    """The words of ``Scales`` by which members of a stack are followed."""
+
+    @property
+    def approximate(self) -> bool: ...
+
+    @property
+    def writers(self) -> Mapping[Node, Node]: ...
+
+    def simplify(self, value: Any) -> Any: ...
+
+    def labels(self, value: Operand) -> Labels: ...
+
+    def through_view(self, x: Any) -> Any: ...
+
+    def reshaped(self, x: Any, shape: Sequence[int]) -> Any: ...
+
+    def agree(self, labels: Labels, axes: Iterable[int]) -> Labels: ...
+
+
+def pick_from(scales: Words, stack: Any, index: Any, *, rows: int | None = None) -> Picked | None:
     """What an index picks along the first axis of a stack of parameters; None where members must
     share their scales.
 
@@ -88,7 +105,7 @@ def pick_from(scales: Scales, stack: Any, index: Any, *, rows: int | None = None
     return Picked(choices, (*places, *rest), place, pick)
 
 
-def pick_of(scales: Scales, index: Node, members: int, *, grouped: bool) -> Pick:
+def pick_of(scales: Words, index: Node, members: int, *, grouped: bool) -> Pick:
     """The identity of an index: the same for all that hold the same members in the same flat
     order.
     """
@@ -112,7 +129,7 @@ def same_order(index: Node) -> list[Node]:
     return chain
 
 
-def collapse(scales: Scales, value: Any) -> Any:
+def collapse(scales: Words, value: Any) -> Any:
     """The labels of what is picked if they may not depend on the member; any other value as it
     is.
     """
@@ -131,7 +148,7 @@ def simplify(value: Any) -> Any:
     return Labels(ids[0], value.shape) if bool((ids == ids[:1]).all()) else value
 
 
-def follow(scales: Scales, node: Node, rule: Any, arguments: dict[str, Any]) -> Any:
+def follow(scales: Words, node: Node, rule: Any, arguments: dict[str, Any]) -> Any:
     """The result of an op on picked operands, member by member; None where the members have to be
     equated.
     """
@@ -147,12 +164,12 @@ def follow(scales: Scales, node: Node, rule: Any, arguments: dict[str, Any]) -> 
     return rule.scales(scales, arguments) if node.op in FOLLOWED and rule is not None else None
 
 
-def _expand(scales: Scales, value: Picked) -> Labels:
+def _expand(scales: Words, value: Picked) -> Labels:
     """One set of labels per member, for what may still be a parameter."""
     return Labels(scales.labels(value.choices).ids, (value.pick.count, *value.shape))
 
 
-def _move(scales: Scales, node: Node, x: Picked) -> Any:
+def _move(scales: Words, node: Node, x: Picked) -> Any:
     if node.op in COPIES:
         return x if isinstance(node.dtype, torch.dtype) and node.dtype.is_floating_point else None
     if torch.Size(x.shape).numel() > MAX_PLACES or node.bound.get("dtype") is not None:
@@ -192,7 +209,7 @@ def stretch(value: Picked, shape: Sequence[int]) -> Picked:
     return Picked(choices, tuple(shape), _align(value.place, rank), value.pick)
 
 
-def together(scales: Scales, values: Sequence[Any]) -> tuple[list[Any], Picked | None]:
+def together(scales: Words, values: Sequence[Any]) -> tuple[list[Any], Picked | None]:
     """Operands of an elementwise op with the members as an axis in front of all others.
 
     Returns:
@@ -230,14 +247,14 @@ def same_places(a: Tensor, b: Tensor) -> bool:
     return bool((a == b).all())
 
 
-def may_stay_apart(scales: Scales, values: Sequence[Any]) -> bool:
+def may_stay_apart(scales: Words, values: Sequence[Any]) -> bool:
     """Whether a sum leaves the members their own scales: all that is added was picked too, or is
     zero.
     """
     return all(isinstance(value, Picked) or _is_zero(scales, value) for value in values)
 
 
-def _is_zero(scales: Scales, value: Any) -> bool:
+def _is_zero(scales: Words, value: Any) -> bool:
     if isinstance(value, Weight):
         return False
     if not isinstance(value, (Labels, Known, bool, int, float)):
@@ -254,6 +271,6 @@ def _align(ids: Tensor, rank: int, *, members: bool = False) -> Tensor:
     return ids.reshape(*lead, *[1] * (rank - len(rest)), *rest)
 
 
-def collapse_all(scales: Scales, arguments: Any) -> Any:
+def collapse_all(scales: Words, arguments: Any) -> Any:
     """All operands with the members of what is picked equated."""
     return tree_map(lambda value: collapse(scales, value), arguments)

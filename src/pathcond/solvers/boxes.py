@@ -56,7 +56,7 @@ class Boxes:
 
     @cached_property
     def epsilon_shares(self) -> EpsilonShares:
-        return EpsilonShares.of(self.symmetry, self.model)
+        return self.symmetry.epsilon_shares(self.model)
 
     @cached_property
     def around_balance(self) -> tuple[Tensor, Tensor]:

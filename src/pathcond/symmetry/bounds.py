@@ -15,18 +15,18 @@ has reached its bound is at the same bound when it is conditioned again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..capture.calibration import batch_variances
+from ..capture.models import Inputs
 from ..rules.labels import FIXED
+from ..rules.values import Scaling
 from ..wrappers import unwrap
-
-if TYPE_CHECKING:
-    from .symmetry import Symmetry
+from .units import ClassMatrix
 
 LARGEST_RUNNING = 0.5  # ρ of a running variance that is as small as ε
 NEAR = 1e-3  # relative: a share that is closer to its bound than this has reached it
@@ -38,24 +38,30 @@ class EpsilonShares:
     scale reaches.
 
     Attributes:
-        symmetry: Of the model.
-        classes: (n,) classes of equal log-scales, as in ``symmetry.class_matrix``.
+        class_matrix: Classes of equal log-scales in terms of units.
+        classes: (n,) positions in its rows.
         batch: (n,) q.
         running: (n,) ρ.
     """
 
-    symmetry: Symmetry
+    class_matrix: ClassMatrix
     classes: Tensor
     batch: Tensor
     running: Tensor
 
     @classmethod
-    def of(cls, symmetry: Symmetry, model: nn.Module) -> EpsilonShares:
+    def of(
+        cls,
+        model: nn.Module,
+        example_inputs: Inputs,
+        scalings: Mapping[str, Scaling],
+        class_matrix: ClassMatrix,
+    ) -> EpsilonShares:
         """Measure them on the example batch in train mode."""
         model = unwrap(model)
-        norms = {name: s for name, s in symmetry.scalings.items() if s.epsilon is not None}
+        norms = {name: s for name, s in scalings.items() if s.epsilon is not None}
         buffers = dict(model.named_buffers())
-        variances = batch_variances(model, symmetry.example_inputs) if norms else {}
+        variances = batch_variances(model, example_inputs) if norms else {}
         classes, batch, running = ([torch.zeros(0, dtype=torch.float64)] for _ in range(3))
         for name, variance in variances.items():
             if name not in norms:
@@ -68,7 +74,7 @@ class EpsilonShares:
                 scaling.epsilon / (buffers[name].detach().cpu().double() + scaling.epsilon)
             )
         return cls(
-            symmetry=symmetry,
+            class_matrix=class_matrix,
             classes=torch.cat(classes).long(),
             batch=torch.cat(batch),
             running=torch.cat(running),
@@ -89,7 +95,7 @@ class EpsilonShares:
         growth = torch.minimum(
             share / self.batch, self.running.clamp(min=LARGEST_RUNNING) / self.running
         )
-        num_classes = self.symmetry.class_matrix.num_classes
+        num_classes = self.class_matrix.num_classes
         down, up = (torch.full((num_classes,), math.inf, dtype=torch.float64) for _ in range(2))
         # −down ≤ t of a class ≤ up
         down.scatter_reduce_(
@@ -109,8 +115,7 @@ class EpsilonShares:
         """The box of the units from that of the classes. Where several units make a class, the
         first has all its room.
         """
-        C = self.symmetry.class_matrix
-        num_units = self.symmetry.num_units
+        C = self.class_matrix
         first = torch.ones_like(C.classes, dtype=torch.bool)
         first[1:] = C.classes[1:] != C.classes[:-1]
         rising = C.coefficients > 0
@@ -119,6 +124,6 @@ class EpsilonShares:
         for below, above in ((down, up), (up, down)):
             room = torch.where(rising, below[C.classes], above[C.classes]) / size
             room = torch.where(first | room.isinf(), room, 0.0)
-            whole = torch.full((num_units,), math.inf, dtype=torch.float64)
+            whole = torch.full((C.num_units,), math.inf, dtype=torch.float64)
             sides.append(whole.scatter_reduce_(0, C.units, room, "amin"))
         return -sides[0], sides[1]

@@ -41,6 +41,7 @@ from ..rules.factors import UNSET, Factors
 from ..rules.labels import FIXED
 from ..rules.scales import Scales
 from ..rules.values import Scaling
+from ..text import count_of
 from ..wrappers import unwrap
 from .bounds import EpsilonShares
 from .captures import Captured, capture_all, list_frozen_by_routing, list_parameters_read
@@ -49,6 +50,7 @@ from .held import list_excluded, list_frozen
 from .propagation import Propagation
 from .sizes import Example
 from .text import symmetry_table
+from .units import ClassMatrix, Pinned, UnitGroup
 from .unread import find_levels, settle_unread_entries
 
 Normalization = Literal["absorb", "gain", "full", "batch", "paper"]
@@ -58,105 +60,6 @@ OTHER_WAY = "not taken at the example's sizes: give an input that takes it by ot
 # options of modules that no symmetry depends on
 CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")
 SAFE_EPSILON_SHARE = 1 / 4000  # by which scales in front of a norm may change the share of ε in it
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitGroup:
-    """Units that one layer makes: ``relu(W x)`` with W of 4 rows is a group of 4 units, fed by W.
-
-    Attributes:
-        name: The first module that gives these units their scale.
-        units: Their positions in the vector of log-scales.
-        multiplied: Parameters and buffers that are multiplied by λ: those that feed the units.
-        divided: Parameters that are divided by λ: those that read the units.
-    """
-
-    name: str
-    units: tuple[int, ...]
-    multiplied: tuple[str, ...]
-    divided: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pinned:
-    """Units or a parameter that cannot be rescaled.
-
-    Attributes:
-        name: The module whose units are pinned, or the parameter.
-        units: How many units; 0 for a parameter.
-        operation: The operation that pins them.
-        module: The module that calls it.
-        line: Source line of that call.
-        reason: Why, in words that follow the name: "is an output of the model".
-    """
-
-    name: str
-    units: int
-    operation: str
-    module: str
-    line: str
-    reason: str
-
-    def __str__(self) -> str:
-        subject = f"{self.name} ({self.units} units)" if self.units else self.name
-        place = ", ".join(part for part in (self.module, self.line) if part)
-        return f"{subject} {self.reason} [{self.operation}{' at ' + place if place else ''}]"
-
-
-@dataclass(frozen=True)
-class ClassMatrix:
-    """Classes of equal log-scales as integer combinations of units: a sparse matrix, entries sorted
-    by class.
-
-    Attributes:
-        classes, units: (entries,) positions.
-        coefficients: (entries,) float64, integer-valued.
-        num_classes: Rows of the matrix.
-    """
-
-    classes: Tensor
-    units: Tensor
-    coefficients: Tensor
-    num_classes: int
-
-    def __matmul__(self, log_scales: Tensor) -> Tensor:
-        """Log-scales of the classes, (num_classes,) float64, from those of the units."""
-        terms = self.coefficients * log_scales[self.units]
-        return torch.zeros(self.num_classes, dtype=torch.float64, device=terms.device).index_add_(
-            0, self.classes, terms
-        )
-
-    def apply_transposed(self, values: Tensor, num_units: int) -> Tensor:
-        """Values of the classes summed over the units they depend on, (num_units,) float64."""
-        terms = self.coefficients * values[self.classes]
-        return torch.zeros(num_units, dtype=torch.float64, device=terms.device).index_add_(
-            0, self.units, terms
-        )
-
-    def sides(self, multiplied: Tensor, divided: Tensor, num_units: int) -> tuple[Tensor, Tensor]:
-        """Sums over what each unit multiplies and over what it divides, (num_units,) each.
-
-        Args:
-            multiplied, divided: The same of every class, (num_classes,) float64 each.
-            num_units: Of the Symmetry.
-        """
-        positive = self.coefficients > 0
-        found = []
-        for up, down in ((multiplied, divided), (divided, multiplied)):
-            terms = self.coefficients.abs() * torch.where(
-                positive, up[self.classes], down[self.classes]
-            )
-            zeros = torch.zeros(num_units, dtype=torch.float64, device=terms.device)
-            found.append(zeros.index_add_(0, self.units, terms))
-        return found[0], found[1]
-
-    def to(self, device: torch.device) -> ClassMatrix:
-        return ClassMatrix(
-            self.classes.to(device),
-            self.units.to(device),
-            self.coefficients.to(device),
-            self.num_classes,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +145,11 @@ class Symmetry:
         box. The default is small enough that GoogLeNet, with 59 norms and ε = 10⁻³, keeps its train
         outputs to 1 % with every scale at its bound: λ²·var ≥ 4000 ε. λ = 1 is always inside.
         """
-        return EpsilonShares.of(self, model).box(share)
+        return self.epsilon_shares(model).box(share)
+
+    def epsilon_shares(self, model: nn.Module) -> EpsilonShares:
+        """What ε weighs in the model's norms on the example batch, in train mode."""
+        return EpsilonShares.of(model, self.example_inputs, self.scalings, self.class_matrix)
 
     def _check_shape(self, log_scales: Tensor) -> Tensor:
         log_scales = torch.as_tensor(log_scales).detach().to("cpu", torch.float64)
@@ -285,7 +192,13 @@ class Symmetry:
         }
 
     def __str__(self) -> str:
-        return symmetry_table(self)
+        approximate = ", approximate" if self.approximate else ""
+        head = (
+            f"Symmetry of {self.model_name}: {count_of(self.num_units, 'unit')} in "
+            f"{count_of(len(self.groups), 'group')}, "
+            f'normalization="{self.normalization}"{approximate}'
+        )
+        return symmetry_table(head, self.groups, self.pinned)
 
 
 def find_symmetry(
@@ -522,7 +435,9 @@ def _assemble(
         if entries
         else (torch.empty(0),) * 3
     )
-    class_matrix = ClassMatrix(rows.long(), units.long(), coefficients.double(), len(classes))
+    class_matrix = ClassMatrix(
+        rows.long(), units.long(), coefficients.double(), len(classes), len(free)
+    )
     floating = {
         name: tensor
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]

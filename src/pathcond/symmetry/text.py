@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..text import MAX_ROWS, align, count_of, name_list
-
-if TYPE_CHECKING:
-    from .symmetry import Pinned, Symmetry, UnitGroup
+from .units import Pinned, UnitGroup
 
 
-def symmetry_table(symmetry: Symmetry) -> str:
+def symmetry_table(head: str, groups: Sequence[UnitGroup], pinned: Sequence[Pinned]) -> str:
     """What can be rescaled and what cannot, one line per group and per reason."""
-    approximate = ", approximate" if symmetry.approximate else ""
-    head = (
-        f"Symmetry of {symmetry.model_name}: {count_of(symmetry.num_units, 'unit')} in "
-        f"{count_of(len(symmetry.groups), 'group')}, "
-        f'normalization="{symmetry.normalization}"{approximate}'
-    )
     rows = [("units", "made by", "multiplied by λ", "divided by λ")]
-    for group in symmetry.groups[:MAX_ROWS]:
+    for group in groups[:MAX_ROWS]:
         rows.append(
             (
                 f"{len(group.units):,}",
@@ -29,7 +20,7 @@ def symmetry_table(symmetry: Symmetry) -> str:
                 name_list(group.divided),
             )
         )
-    return "\n".join([head, "", *table_body(rows, symmetry.groups, symmetry.pinned)])
+    return "\n".join([head, "", *table_body(rows, groups, pinned)])
 
 
 def table_body(
