@@ -1,5 +1,6 @@
 """The command line: tables, JSON, exit codes."""
 
+import importlib.metadata
 import json
 import math
 import os
@@ -219,6 +220,28 @@ def test_a_file_does_not_hide_a_module_of_the_same_name(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text(FACTORIES)
     assert run(f"{tmp_path}/random.py:with_inputs")[0] == 0
     assert sys.modules["random"] is random
+
+
+def test_a_target_imports_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file what is in its folder, a module what is in the current one."""
+    for folder in ("of_a_file", "of_a_module"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"parts_{folder}.py").write_text(FACTORIES)
+        (tmp_path / folder / f"target_{folder}.py").write_text(
+            f"from parts_{folder} import with_inputs"
+        )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert run(f"{tmp_path}/of_a_file/target_of_a_file.py:with_inputs")[0] == 0
+    monkeypatch.chdir(tmp_path / "of_a_module")
+    assert run("target_of_a_module:with_inputs")[0] == 0
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"pathcond {importlib.metadata.version('pathcond')}\n"
 
 
 def test_weights_that_are_not_finite_are_named(file: str) -> None:
@@ -456,6 +479,12 @@ def smooth():
             == 2
         )
         assert not (tmp_path / "new.safetensors").exists()
+
+    def test_names_of_another_format_are_refused(self, target: str, tmp_path: Path) -> None:
+        code, _, err = self.run(f"{target}:net", "--out", tmp_path / "new.pt")
+        assert code == 2
+        assert "new.safetensors" in err
+        assert not (tmp_path / "new.pt").exists()
 
     @pytest.mark.parametrize("linked", [False, True])
     def test_only_regular_files_are_replaced(

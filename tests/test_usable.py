@@ -66,6 +66,23 @@ def test_batches(verb: str, batch: Any, message: str) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("verb", ["condition_", "find_symmetry", "prepare"])
+@pytest.mark.parametrize(
+    ("first", "batch", "error"),
+    [
+        (nn.Embedding(10, 4), torch.full((3, 5), 99), "IndexError: index out of range"),
+        (nn.Linear(4, 4), torch.ones(3, 4, dtype=torch.long), "RuntimeError: .* same dtype"),
+    ],
+)
+def test_a_batch_on_which_the_model_fails_at_its_values(
+    verb: str, first: nn.Module, batch: Tensor, error: str
+) -> None:
+    """The sizes fit, so that shapes alone show nothing wrong."""
+    model = nn.Sequential(first, nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(UnsupportedModelError, match=f"fails on the example batch: {error}"):
+        VERBS[verb](model, batch)
+
+
 def test_a_batch_of_fewer_digits_than_the_model() -> None:
     with pytest.raises(
         UnsupportedModelError,

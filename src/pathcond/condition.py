@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypedDict
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -286,6 +287,7 @@ def condition_(
         bounds = boxes.at(share)
         rounded = bool(round_to_power_of_two)
         solution = _solution(posed, solver, pace, symmetry.num_units, bounds, rounded)
+        solution = solution.without_rounding(_precision(parameters.values()))
         return solution, diagonal_sample(symmetry, parameters, entries, solution.log_scales)
 
     def write(solution: Solution) -> Rescaling:
@@ -451,6 +453,12 @@ def _solution(
     else:
         solution = solver.solve(problem)
     return to_powers_of_two(solution, solver, problem, bounds) if rounded else solution
+
+
+def _precision(parameters: Iterable[Tensor]) -> float:
+    """The relative distance between neighbouring numbers of the finest type."""
+    types = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+    return min((torch.finfo(dtype).eps for dtype in types), default=0.0)
 
 
 def _shares(

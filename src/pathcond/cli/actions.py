@@ -26,7 +26,14 @@ from ..solvers import CoordinateDescent, ENorm, Exact, Solver
 from ..symmetry.symmetry import FrozenPolicy, Normalization, Symmetry, find_symmetry
 from ..theory import regime
 from ..wrappers import unwrap
-from .checkpoints import Checkpoint, CheckpointError, load_, refuse_to_overwrite, save
+from .checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    load_,
+    refuse_other_format,
+    refuse_to_overwrite,
+    save,
+)
 from .targets import TargetError, load_target, parse_shape
 
 CRITERIA: dict[str, Criterion] = {
@@ -127,6 +134,7 @@ def condition(
         criterion, solver: Names in ``CRITERIA`` and ``SOLVERS``; no criterion for the default.
         progress, options: As for ``condition_``.
     """
+    refuse_other_format(out)
     for path in (out, *([page] if page else [])):
         refuse_to_overwrite(path, replace)
     if page and page.resolve() == out.resolve():

@@ -127,6 +127,15 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def refuse_other_format(path: Path) -> None:
+    """Raise where a name promises torch's own format."""
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise CheckpointError(
+            f"--out writes safetensors, which torch.load cannot read: name it "
+            f"{path.with_suffix('.safetensors')}, and load it by safetensors.torch.load_file."
+        )
+
+
 def refuse_to_overwrite(path: Path, force: bool) -> None:
     """Raise before any work is done if the path cannot or may not be written."""
     if not path.parent.is_dir():

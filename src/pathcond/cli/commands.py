@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,8 +91,21 @@ MoveFrozen = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pathcond {version('pathcond')}")
+        raise typer.Exit
+
+
 @app.callback()
-def pathcond() -> None:
+def pathcond(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Rescale ReLU networks without changing their function."""
 
 

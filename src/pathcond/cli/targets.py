@@ -135,6 +135,7 @@ def _file(source: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
     if spec is None or spec.loader is None:
         raise TargetError(f"There is no file {source}.")
+    _look_in(path.resolve().parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where pickle and dataclasses look for it
     with _their_errors(source, source):
@@ -143,6 +144,7 @@ def _file(source: str) -> ModuleType:
 
 
 def _module(source: str) -> ModuleType:
+    _look_in(Path.cwd())
     try:
         with _their_errors(source, source):
             return importlib.import_module(source)
@@ -155,6 +157,14 @@ def _module(source: str) -> ModuleType:
                 f"{source} cannot be imported ({error.__cause__}): write {FORMS}."
             ) from error
         raise
+
+
+def _look_in(folder: Path) -> None:
+    """Let the user's code import what lies in a folder, unless a module of that name is found
+    elsewhere.
+    """
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def _required_arguments(factory: Any) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..symmetry.text import table_body
 from ..text import MAX_ROWS, count_of, name_list, sparkline
@@ -94,7 +94,21 @@ def _pace(paces: Mapping[str, float], rates: Mapping[str, float]) -> str:
     for kind, pace in paces.items():
         kinds.setdefault(pace, []).append(kind)
     alike = [
-        f"× {pace:.2g} for {' and '.join(names)} (keep it: rate × {rates[names[0]]:.2g})"
+        f"× {_factor(pace)} for {_enumerate(names)} (rate × {_factor(rates[names[0]])} keeps it)"
         for pace, names in kinds.items()
     ]
     return "; ".join(alike)
+
+
+def _factor(value: float) -> str:
+    """Two digits, and so many decimals that 1.04 is told from 1."""
+    return f"{value:.2f}" if 0.1 <= value < 2 else f"{value:.2g}"
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    """
+    >>> _enumerate(["SGD", "momentum", "Adam"])
+    'SGD, momentum and Adam'
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,4 +41,21 @@ class Solution:
             iterations=0,
             converged=True,
             message=reason,
+        )
+
+    def without_rounding(self, precision: float) -> Solution:
+        """Scale 1 for every unit where no scale reaches beyond the rounding of the weights, so that
+        weights which are at the optimum stay bit for bit.
+
+        Args:
+            precision: Relative distance between neighbouring numbers.
+        """
+        greatest = float(self.log_scales.abs().max()) if self.log_scales.numel() else 0.0
+        if not 0 < greatest <= precision:
+            return self
+        return replace(
+            self,
+            log_scales=torch.zeros_like(self.log_scales),
+            objective_after=self.objective_before,
+            message="the weights are at the optimum, up to their rounding",
         )

@@ -88,6 +88,7 @@ def find_other_ways(
     for example in examples:
         watch = search.watch(example)
         if not isinstance(watch, Watch):
+            _refuse_failing(model, example)
             raise UnsupportedModelError(
                 "What the model decides by the sizes of its inputs cannot be watched "
                 f"({type(watch).__name__}: {watch}), so that it may compute something else at "
@@ -99,6 +100,17 @@ def find_other_ways(
     if force:
         search.try_forcing()
     return OtherWays(ways=tuple(search.ways), unfollowed=tuple(search.open()))
+
+
+def _refuse_failing(model: nn.Module, example: Example) -> None:
+    """Raise what the model raises by itself, if it does."""
+    try:
+        run_lightly(model, example)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} fails on the example batch: {type(error).__name__}: {error}. "
+            "Check the values, shapes, types and device of the inputs."
+        ) from error
 
 
 @dataclass
