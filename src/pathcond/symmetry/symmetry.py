@@ -503,30 +503,17 @@ def _groups(
     origins, group_of_unit = torch.unique(origin_of_unit, return_inverse=True)
     multiplied: list[list[str]] = [[] for _ in origins]
     divided: list[list[str]] = [[] for _ in origins]
-    unit = class_matrix.units
-    coefficients = class_matrix.coefficients
-    first_entry = torch.searchsorted(
-        class_matrix.classes, torch.arange(class_matrix.num_classes + 1)
-    )
+    kinds, members = _kinds_of_classes(class_matrix, group_of_unit)
     for name, scaling in scalings.items():
         for ids, (up, down) in (
             (scaling.plus, (multiplied, divided)),
             (scaling.minus, (divided, multiplied)),
         ):
-            classes = torch.unique(ids).long()
-            counts = first_entry[classes + 1] - first_entry[classes]
-            offsets = torch.arange(int(counts.sum())) - (
-                counts.cumsum(0) - counts
-            ).repeat_interleave(counts)
-            entries = first_entry[classes].repeat_interleave(counts) + offsets
-            for side, chosen in (
-                (up, coefficients[entries] > 0),
-                (down, coefficients[entries] < 0),
-            ):
-                for group in torch.unique(group_of_unit[unit[entries[chosen]]]).tolist():
-                    side[group].append(name)
+            for kind in torch.unique(kinds[ids]).tolist():
+                for group, falls in members[kind]:
+                    (down if falls else up)[group].append(name)
     order = torch.argsort(group_of_unit, stable=True)
-    members = order.split(torch.bincount(group_of_unit, minlength=len(origins)).tolist())
+    units = order.split(torch.bincount(group_of_unit, minlength=len(origins)).tolist())
     return tuple(
         UnitGroup(
             name=_group_name(equations.origins[origin][2]),
@@ -535,9 +522,43 @@ def _groups(
             divided=tuple(dict.fromkeys(down)),
         )
         for origin, indices, up, down in zip(
-            origins.tolist(), members, multiplied, divided, strict=True
+            origins.tolist(), units, multiplied, divided, strict=True
         )
     )
+
+
+def _kinds_of_classes(
+    class_matrix: ClassMatrix, group_of_unit: Tensor
+) -> tuple[Tensor, list[list[tuple[int, bool]]]]:
+    """Classes of one kind rise and fall with the same groups of units.
+
+    Returns:
+        (num_classes,) the kind of every class; and for every kind its groups, with whether the
+        class falls where their log-scales rise.
+    """
+    kinds = torch.zeros(class_matrix.num_classes, dtype=torch.long)
+    members: list[list[tuple[int, bool]]] = [[]]  # of the first kind are those that keep still
+    if not len(class_matrix.classes):
+        return kinds, members
+    keys = 2 * group_of_unit[class_matrix.units] + (class_matrix.coefficients < 0)
+    base = int(keys.max()) + 1
+    pairs = torch.unique(base * class_matrix.classes + keys)
+    keys = pairs % base
+    classes, counts = torch.unique_consecutive(pairs // base, return_counts=True)
+    alone = counts == 1
+    first = counts.cumsum(0) - counts
+    found, kind = torch.unique(keys[first[alone]], return_inverse=True)
+    members += [[(key // 2, bool(key % 2))] for key in found.tolist()]
+    kinds[classes[alone]] = 1 + kind
+    known: dict[tuple[int, ...], int] = {}
+    each = keys.split(counts.tolist()) if not alone.all() else ()
+    several = [tuple(own.tolist()) for own in each if len(own) > 1]
+    for own in several:
+        if own not in known:
+            known[own] = len(members)
+            members.append([(key // 2, bool(key % 2)) for key in own])
+    kinds[classes[~alone]] = torch.tensor([known[own] for own in several], dtype=torch.long)
+    return kinds, members
 
 
 def _group_name(origin: Node | None) -> str:
