@@ -32,6 +32,8 @@ PACKAGE = str(Path(pathcond.__file__).parent)
 WATCHED = (PACKAGE, contextlib.__file__, torch.autograd.grad_mode.__file__)
 # Where context managers are entered and left: an interrupt does most harm there.
 WAYS_OUT = (contextlib.__file__, interrupts.__file__, isolation.__file__)
+# A call after an interrupted one may show a few steps less, and end before it is stopped.
+LOSES_STEPS = sys.version_info >= (3, 12)
 
 
 class Interrupt:
@@ -198,8 +200,13 @@ def interrupt_everywhere(
     steps = [draw.choice(whole.by_line[line]) for line in lines]
     steps[0] = max(step for taken in whole.by_line.values() for step in taken)  # all is written
     for at in steps + draw.sample(at_work, points // 2):
-        with pytest.raises(KeyboardInterrupt), Interrupt(at):
-            call()
+        try:
+            with Interrupt(at):
+                call()
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert LOSES_STEPS, f"not interrupted at step {at}"
         line = next(line for line, taken in whole.by_line.items() if at in taken)
         assert surroundings(trained) == around, f"interrupted at {line}, step {at}"
         is_new = not trained.is_as_in(trained.old)
