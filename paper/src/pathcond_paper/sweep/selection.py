@@ -101,7 +101,7 @@ def seeds_of(pairs: Iterable[Sequence[Row]]) -> str:
 
 def mean(values: Sequence[float]) -> float:
     """NaN of nothing; infinite if one is."""
-    return sum(values) / len(values) if values else math.nan
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def deviation(values: Sequence[float]) -> float:
