@@ -141,6 +141,16 @@ def test_what_was_chosen_in_an_earlier_sweep_is_not_trained_again(
     assert result["test_loss"] == pytest.approx(whole[1][1]["test_loss"], rel=1e-3)
 
 
+def test_only_the_default_leaves_its_criterion_open() -> None:
+    """Else a method would become another when the library's default changes."""
+    open_ones = {
+        name
+        for name, method in tuned.METHODS.items()
+        if method.condition is not None and "criterion" not in method.condition
+    }
+    assert open_ones == {name for name in tuned.METHODS if name.startswith("default")}
+
+
 def test_methods_are_told_at_the_best_of_three_rates() -> None:
     rows = [
         row("ae-sgd", "as-is", 0, {1.0: 0.5, 2.0: 0.4, 4.0: 0.404, 8.0: math.inf}),

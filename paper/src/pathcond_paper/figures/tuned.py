@@ -76,7 +76,7 @@ METHODS: dict[str, Method] = {
     "kernel-gain": Method(title="path kernel, exact, gain", condition=_by_paths("gain")),
     "kernel-full": Method(title="path kernel, exact, full", condition=_by_paths("full")),
     "keep": Method(
-        title="path kernel, full, pace kept", condition={"normalization": "full", "pace": "keep"}
+        title="path kernel, full, pace kept", condition=_by_paths("full") | {"pace": "keep"}
     ),
     "curvature": Method(
         title="curvature, full", condition={"normalization": "full", "criterion": Curvature()}
@@ -146,6 +146,10 @@ METHODS: dict[str, Method] = {
         condition={"normalization": "full", "criterion": BalancedNorms()},
         teleports=True,
     ),
+    "default-keep": Method(title="the default, pace kept", condition={"pace": "keep"}),
+    "default-teleport": Method(
+        title="the default, again after an epoch", condition={}, teleports=True
+    ),
     "blend": Method(title="half curvature, half norms, full", rescaling=blend()),
     "bound": Method(title="curvature × squared norm, full", rescaling=bound(BY_SIZE)),
     "bound-kernel": Method(title="path kernel × squared norm, full", rescaling=bound(PathKernel())),
@@ -165,6 +169,8 @@ NEED_A_NORM = (
     "layers-front",
     "layers-batch",
 )
+# Teleports move no state here, and rates of parameters are the same for plain SGD alone.
+NEED_PLAIN_SGD = ("teleport", "default-teleport", "searched-rates")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +216,7 @@ class Setting:
         """The methods that are compared."""
         left_out = set(() if self.normed else NEED_A_NORM)
         left_out |= set() if self.candidates else set(SEARCHED)
-        # Teleports move no state, and rates of parameters are the same for plain SGD alone.
-        left_out |= set() if self.optimizer == "sgd" else {"teleport", "searched-rates"}
+        left_out |= set() if self.optimizer == "sgd" else set(NEED_PLAIN_SGD)
         names = METHODS if self.methods is None else self.methods
         return [name for name in names if name not in left_out]
 
@@ -244,10 +249,12 @@ def _powers(lowest: int, highest: int) -> tuple[float, ...]:
 SMALL = partial(mlp, (112, 16, 112), inputs=784, outputs=784)
 DEEP = partial(mlp, (1000, 500, 250, 30, 250, 500, 1000), inputs=784, outputs=784)
 DIGITS = partial(mlp, (9, 2, 9), inputs=64, outputs=64)
-CONVOLUTIONS = (
+TRANSFORMERS = (
     "as-is",
     "kernel-absorb",
     "kernel-full",
+    "keep",
+    "curvature",
     "norms",
     "norms-by-outputs",
     "norms-activations",
@@ -258,9 +265,10 @@ CONVOLUTIONS = (
     "layers-gain",
     "layers",
     "layers-front",
-    "layers-batch",
+    "default-keep",
+    "lsuv",
 )
-TRANSFORMERS = (*CONVOLUTIONS, "keep")
+CONVOLUTIONS = (*TRANSFORMERS, "paper")  # the published conventions have none for attention
 
 
 def _autoencoder(title: str, build: Callable[[], nn.Module], **options: Any) -> Setting:
@@ -305,6 +313,7 @@ SETTINGS: dict[str, Setting] = {
         DEEP,
         optimizer="momentum",
         rates=_powers(-7, 6),
+        candidates=256,
     ),
     "deep-ae-adam": _autoencoder(
         "autoencoder 784-1000-500-250-30, Adam",
@@ -326,6 +335,7 @@ SETTINGS: dict[str, Setting] = {
         partial(mlp, (1000, 300, 100, 30)),
         optimizer="momentum",
         rates=_powers(-13, -1),
+        candidates=256,
         held_out=True,
     ),
     "cifar-ae-adam": Setting(
@@ -335,6 +345,7 @@ SETTINGS: dict[str, Setting] = {
         task="reconstruct",
         optimizer="adamw",
         rates=_powers(-15, -3),
+        candidates=256,
         held_out=True,
     ),
     "cifar-nv": _convolutions(
