@@ -11,8 +11,8 @@ A call of a process that has conditioned another model before, split into
 
 ``passes`` is the rest in forward and backward passes of the batch. ``rescale`` is ``rescale_``
 without verification over ``mul_`` of all parameters. Importing the library is measured in processes
-of its own. ``--beside`` runs the same on another checkout, and prints how many times longer that
-takes.
+of its own. ``--beside`` runs the whole call on another checkout too (``benchmarks.calls``), and
+prints how many times longer that takes.
 """
 
 from __future__ import annotations
@@ -22,61 +22,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests import torchvision_operators  # noqa: F401  before torchvision is imported
-from torch import Tensor, nn
 
 import pathcond
-from pathcond.networks import cifar_nv, mlp, resnet18_c
 
+from .calls import MODELS, build, measure_call, quickest, warm_up
 from .measuring import commit_of, format_row, write
-
-SIZES = {"swin_t": 224}  # of images of torchvision's models; 64 for the others
-OWN: dict[str, Callable[[], nn.Module]] = {
-    "mlp": lambda: mlp(batch_norm=True),
-    "cifar_nv": cifar_nv,
-    "resnet18_c": resnet18_c,
-}
-MODELS = (*OWN, "resnet50", "densenet121", "swin_t")
-REPEATS = 3
-
-
-def build(name: str) -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    if name in OWN:
-        return OWN[name](), torch.randn(32, 3, 32, 32)
-    import torchvision
-
-    size = SIZES.get(name, 64)
-    return torchvision.models.get_model(name, weights=None), torch.randn(2, 3, size, size)
-
-
-def quickest(action: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
-def measure_call(name: str) -> float:
-    """Seconds of a whole ``condition_``. It needs nothing but the public names, so that another
-    checkout can be asked too.
-    """
-    model, batch = build(name)
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-
-    def condition() -> None:
-        model.load_state_dict(state)
-        pathcond.condition_(model, batch)
-
-    return quickest(condition)
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -143,13 +97,9 @@ def imports() -> dict[str, float]:
 
 def beside(checkout: Path, models: list[str]) -> dict[str, float]:
     """Seconds of ``condition_`` with the library of another checkout, by model."""
-    code = (
-        "import json, sys; from benchmarks import whole; whole.warm_up(); "
-        "print(json.dumps({n: whole.measure_call(n) for n in sys.argv[1:]}))"
-    )
     path = os.pathsep.join([str(checkout / "src"), str(Path(__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", code, *models],
+        [sys.executable, "-m", "benchmarks.calls", *models],
         check=True,
         capture_output=True,
         text=True,
@@ -157,11 +107,6 @@ def beside(checkout: Path, models: list[str]) -> dict[str, float]:
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def warm_up() -> None:
-    """The first call of a process also pays for importing the tracer."""
-    pathcond.condition_(mlp((16,), inputs=8), torch.randn(4, 8))
 
 
 def main() -> None:
