@@ -271,6 +271,8 @@ class Problem:
 
     def shifted(self, u: Tensor) -> Problem:
         """The same problem with its origin at u, (num_units,), and the same box around that."""
+        if not bool(u.any()):
+            return self
         v = self.class_matrix @ u
         shrink, grow = (-v).exp(), v.exp()
         blocks = tuple(

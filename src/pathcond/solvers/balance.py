@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from ..criteria.norms import hold, rescaled_weights
-from ..criteria.problem import Problem, any_positive, fill_like, sides_of
+from ..criteria.problem import Point, Problem, any_positive, fill_like, sides_of
 from ..symmetry.symmetry import Symmetry
 from .coordinate_descent import CoordinateDescent
 from .exact import Exact
@@ -117,20 +117,19 @@ def find_balance(problem: Problem) -> tuple[Tensor, Tensor]:
     """
     u = problem.zero()
     movable = problem.upper > 0
-    imbalance = _imbalance(problem)
+    imbalance = _imbalance(problem.at(u))
     for solver in (Exact(tolerance=1e-15), CoordinateDescent(sweeps=SWEEPS, tolerance=FINE)):
         if bool((imbalance[movable] < FINE).all()):
             break
         u = u + problem.power * solver.solve(problem.shifted(u)).log_scales
-        imbalance = _imbalance(problem.shifted(u))
+        imbalance = _imbalance(problem.at(u))
     return problem.log_scales(u).cpu(), (movable & (imbalance < EXACT)).cpu()
 
 
-def _imbalance(problem: Problem) -> Tensor:
+def _imbalance(point: Point) -> Tensor:
     """|log λ| that would bring each unit into balance if the others stayed, (num_units,); NaN where
     a side is empty.
     """
-    point = problem.at(problem.zero())
     into, out = point.sides
-    held = problem.slope * (point.energy / problem.weight)
+    held = point.problem.slope * (point.energy / point.problem.weight)
     return ((into + (-held).clamp(min=0.0)) / (out + held.clamp(min=0.0))).log().abs() / 4
