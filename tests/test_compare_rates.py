@@ -2,6 +2,7 @@
 table and the page.
 """
 
+import copy
 import json
 import math
 import random
@@ -474,6 +475,23 @@ def test_arguments_that_make_no_sense(arguments: dict[str, Any], sentence: str) 
 def test_a_train_that_returns_no_number(returned: object, sentence: str) -> None:
     with pytest.raises(TypeError, match=sentence):
         compare_rates(build, lambda model, rate: returned, BATCH)
+
+
+def test_a_method_that_returns_another_model() -> None:
+    """A copy would be conditioned, and the model as it was trained."""
+    methods = {"copied": lambda model, batch: copy.deepcopy(model)}
+    with pytest.raises(TypeError, match="method 'copied' returned another model"):
+        compare_rates(build, lambda model, rate: 1.0, BATCH, methods=methods)
+    same = {"itself": lambda model, batch: model}
+    result = compare_rates(build, lambda model, rate: 1.0, BATCH, methods=same, rates=[1], seeds=1)
+    assert result["itself"].mean == 1
+
+
+def test_a_label_that_cannot_be_printed() -> None:
+    trained: list[float] = []
+    with pytest.raises(TypeError, match="label is None, not a string"):
+        compare_rates(build, lambda model, rate: trained.append(rate), BATCH, label=None)  # type: ignore[arg-type]
+    assert not trained
 
 
 @pytest.mark.parametrize(

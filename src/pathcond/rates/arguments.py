@@ -79,12 +79,15 @@ class Grid:
         return len(self.seeds) * len(self.rates) * len(self.methods)
 
 
-def check_functions(build: object, train: object) -> None:
-    """Say it before the first run, where ``build`` or ``train`` cannot be called as such.
+def check_types(build: object, train: object, label: object) -> None:
+    """Say it before the first run, where ``build`` or ``train`` cannot be called as such, or
+    ``label`` cannot be printed.
 
     Raises:
-        TypeError: One of them is no function, or takes other arguments.
+        TypeError: One of them is no function, or takes other arguments; the label is no string.
     """
+    if not isinstance(label, str):
+        raise TypeError(f"compare_rates: label is {_kind(label)}, not a string")
     for name, function, count, does in (
         ("build", build, 1, "makes a model from a seed"),
         ("train", train, 2, "trains a model at a rate"),

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..capture.isolation import same_random_states
 from ..capture.models import Inputs
-from .arguments import Grid, check_functions, grid_of
+from .arguments import Grid, check_types, grid_of
 from .comparison import RateComparison
 from .curves import Curve
 from .progress import Progress
@@ -75,8 +75,9 @@ def compare_rates(
 
     Raises:
         ValueError: Arguments that make no sense, all of them named; rows of another comparison.
-        TypeError: ``build`` returned no module, or other weights for the same seed; ``train``
-            returned no number.
+        TypeError: An argument of another type; ``build`` returned no module, or other weights for
+            the same seed; a method returned another model than its own; ``train`` returned no
+            number.
 
     Example: gradient descent on one weight, w²/2, where the best rate is 1.
 
@@ -102,7 +103,7 @@ def compare_rates(
         <BLANKLINE>
         “conditioned” and “as is” reach the same, each at its own best rate.
     """
-    check_functions(build, train)
+    check_types(build, train, label)
     grid = grid_of(rates, methods, seeds)
     record = Record(None if rows is None else Path(rows), grid)
     beginnings = Beginnings(build, example_inputs, record.weights)

@@ -31,8 +31,8 @@ NOT_THE_USERS = (Path(__file__).parents[1], Path(torch.__file__).parent)
 
 
 class WrongCallableError(TypeError):
-    """``build`` or ``train`` does not do what ``compare_rates`` needs; the message says what it
-    did.
+    """``build``, ``train`` or a method does not do what ``compare_rates`` needs; the message says
+    what it did.
     """
 
 
@@ -129,7 +129,12 @@ class Beginnings:
             if callable(self.example_inputs)
             else self.example_inputs
         )
-        method.prepare(model, inputs)
+        returned = method.prepare(model, inputs)
+        if isinstance(returned, nn.Module) and returned is not model:
+            raise WrongCallableError(
+                f"method {method.name!r} returned another model: it must change the one that it is "
+                "given in place, for that one is trained"
+            )
         if method.only_weights:
             self.conditioned[method.name] = {
                 name: tensor.detach().clone() for name, tensor in _tensors(model)
