@@ -2,6 +2,7 @@
 of its own.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -619,6 +620,29 @@ def test_a_part_that_export_fails_in_is_left_alone_and_the_rest_is_found() -> No
     assert symmetry.num_units == 4 + HIDDEN
     assert any("enters Leaves, which cannot be captured" in pin.reason for pin in symmetry.pinned)
     assert max(changes(model, x, symmetry, [torch.randn(9, 3).double()])) < 1e-10
+
+
+def test_a_decision_by_a_value_is_named_where_it_pins() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Expert()
+            self.last = nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.inner(x)
+            if h.sum().item() > 0:
+                h = 2 * h
+            return self.last(h)  # type: ignore[no-any-return]
+
+    symmetry = pathcond.find_symmetry(Gate(), torch.randn(6, WIDTH))
+    assert symmetry.num_units == HIDDEN
+    (reason,) = {pin.reason for pin in symmetry.pinned}
+    assert re.fullmatch(
+        r"is returned to Gate, which cannot be captured: test_experts\.py:\d+ "
+        r"`if h\.sum\(\)\.item\(\) > 0:` decides by the value of a tensor",
+        reason,
+    )
 
 
 def test_a_detector_that_needs_targets_in_train_mode_says_so() -> None:

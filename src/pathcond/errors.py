@@ -4,7 +4,15 @@ call.
 
 
 class UnsupportedModelError(ValueError):
-    """The model cannot be analysed; the message says what was found, where, and what to do."""
+    """The model cannot be analysed; the message says what was found, where, and what to do.
+
+    Attributes:
+        place: The line of the model's code that decides by a value, where that is the reason.
+    """
+
+    def __init__(self, message: str = "", *, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class RescalingError(ValueError):

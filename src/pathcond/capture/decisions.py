@@ -319,5 +319,6 @@ def refuse(origins: Origins, what: str = "its value decides what is computed") -
         f"{what}, so for other inputs or other weights the model may take another way than on the "
         "example batch. Write it without a Python decision (torch.where, multiplication by a "
         "mask), "
-        "or move it out of the model that is passed here."
+        "or move it out of the model that is passed here.",
+        place=place,
     )

@@ -38,17 +38,20 @@ def capture_error(
     if isinstance(traced, HiddenOutputError):
         return UnsupportedModelError(f"{head}{traced}.")
     if isinstance(traced, DecisionError):
-        return UnsupportedModelError(f"{head}its control flow depends on the data. {traced}")
+        return UnsupportedModelError(
+            f"{head}its control flow depends on the data. {traced}", place=traced.place
+        )
     if isinstance(traced, UnsupportedModelError):
         if type(exported).__name__ not in BY_VALUES:
             return UnsupportedModelError(
                 f"{head}{_summary(exported)}\n{_hints(exported, training)}\nAlso, {traced}."
             )
+        place = user_line(exported)
         return UnsupportedModelError(
-            f"{head}its control flow depends on the data: {user_line(exported)} decides by the "
-            "value of a tensor. "
-            "Write it without a Python decision (torch.where, multiplication by a mask). Also, "
-            f"{traced}."
+            f"{head}its control flow depends on the data: {place} decides by the value of a "
+            "tensor. Write it without a Python decision (torch.where, multiplication by a mask). "
+            f"Also, {traced}.",
+            place=place,
         )
     if isinstance(exported, UnsupportedModelError):
         return UnsupportedModelError(f"{head}{exported}")

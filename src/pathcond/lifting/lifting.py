@@ -204,7 +204,7 @@ def _parts(model: nn.Module, child: Child) -> list[Sample]:
 
     def move(sample: Sample) -> Sample:
         parts = tuple(move(part) for part in sample.parts)
-        return replace(sample, graph=relocate(sample.graph, child.name, names), parts=parts)
+        return replace(sample, graph=relocate(sample.graph, child, names), parts=parts)
 
     try:
         return [move(capture_sample(child.module, inputs)) for inputs in child.inputs]

@@ -41,11 +41,13 @@ class Child:
         name: Its qualified name.
         module: The module.
         inputs: Example inputs, one for each way in which it is called.
+        caller: What it returns its outputs to, in words.
     """
 
     name: str
     module: nn.Module
     inputs: tuple[Any, ...]
+    caller: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +125,7 @@ def capture_around(
                 continue
             own = names_inside(model, child.module)
             parts += [
-                relocate(part, child.name, own)
-                for each in inner
-                for part in (*each.graphs, *each.parts)
+                relocate(part, child, own) for each in inner for part in (*each.graphs, *each.parts)
             ]
             frozen |= {own[name]: reason for each in inner for name, reason in each.frozen.items()}
             for each in inner:
@@ -229,26 +229,26 @@ def _written_alike(model: nn.Module, culprit: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module) is type(culprit)]
 
 
-def relocate(graph: Graph, prefix: str, names: dict[str, str]) -> Graph:
+def relocate(graph: Graph, child: Child, names: dict[str, str]) -> Graph:
     """The graph of a module with the names that its parameters and modules have in the model around
     it.
 
     Args:
         graph: Of the module.
-        prefix: The module's qualified name.
+        child: The module.
         names: {name in the module: name in the model}.
     """
 
     def move(node: Node) -> Node:
         name = names.get(node.name, node.name) if node.op in ("parameter", "buffer") else node.name
         return replace(
-            node, name=name, module=".".join(part for part in (prefix, node.module) if part)
+            node, name=name, module=".".join(part for part in (child.name, node.module) if part)
         )
 
     return replace(
         rebuild(graph, move),
         called=frozenset(names.get(name, name) for name in graph.called),
-        outlet="is returned to a module that cannot be captured",
+        outlet=f"is returned to {child.caller}",
     )
 
 
@@ -278,7 +278,8 @@ def _children(
             frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
         elif inputs:
             reached.update(module.modules())
-            children.append(Child(name=paths[module], module=module, inputs=inputs))
+            caller = _caller(module, recordings)
+            children.append(Child(name=paths[module], module=module, inputs=inputs, caller=caller))
             if _may_be_reached_into(module, paths[module], recordings):
                 reason = (
                     "belongs to a module that is called by code which may, on other inputs, read "
@@ -300,6 +301,19 @@ def _children(
             # A ModuleList cannot be reached at all.
             unreached[paths[module]] = _names_of(module, names, recurse=has_forward(module))
     return tuple(children), frozen, unreached
+
+
+def _caller(child: nn.Module, recordings: Sequence[Recording]) -> str:
+    """The opaque modules that call a module, in words, and why they are opaque, where that is
+    known.
+    """
+    callers = [caller for recording in recordings for caller in recording.callers.get(child, ())]
+    kinds = " and ".join(dict.fromkeys(type(caller).__name__ for caller in callers))
+    opaque = {type(module) for recording in recordings for module in recording.opaque}
+    # The error is about the first module that was found. Others may be opaque for other reasons.
+    places = [recording.error.place for recording in recordings] if len(opaque) == 1 else []
+    why = next((f": {place} decides by the value of a tensor" for place in places if place), "")
+    return f"{kinds or 'a module'}, which cannot be captured{why}"
 
 
 def _names_of(module: nn.Module, names: Mapping[int, str], *, recurse: bool) -> tuple[str, ...]:
