@@ -714,6 +714,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     for panel, name in zip(axes, names, strict=False):
         top = 1.0
         least = math.inf
+        points: list[tuple[float, float]] = []
         for colour, method in zip(CYCLE, DRAWN, strict=True):
             found = tuned(rows, name, find_default(rows, name) if method == DEFAULT else method)
             if found is None:
@@ -723,16 +724,21 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
             dash = "--" if method in ("as-is", "searched") else "-"
             panel.plot([*finite], [*finite.values()], dash, color=colour, label=title)
             panel.plot(found.rate, found.curve[found.rate], "o", color=colour)
+            points += finite.items()
             least = min(least, *finite.values())
             top = found.curve[found.rate] if method == "as-is" else top
         # Where much is gained, the whole gain; where little is, enough to see it.
         room = max(0.1 * top, 1.2 * (top - least))
+        highest = top + 2 * room
+        shown = [rate for rate, loss in points if loss < highest]
         panel.set(
             xscale="log",
             xlabel="learning rate",
             ylabel="test loss",
-            ylim=(top - 1.2 * room, top + 2 * room),
+            xlim=(min(shown) / 2, max(shown) * 2),
+            ylim=(top - 1.2 * room, highest),
         )
+        panel.xaxis.set_minor_formatter("")  # they would overlap where few decades are shown
         panel.set_title(_setting(name).title, fontsize=8)
     for panel in axes[len(names) :]:
         panel.set_visible(False)
