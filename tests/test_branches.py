@@ -436,3 +436,24 @@ def test_a_model_that_does_not_run_under_the_watch_is_refused() -> None:
         pathcond.find_symmetry(model, x)
     # the user says what there is
     assert pathcond.find_symmetry(model, x, other_inputs=torch.randn(6, 9, 3)).num_units > 0
+
+
+@pytest.mark.parametrize(
+    "is_other",
+    [lambda n: n > 16, lambda n: n < 20, lambda n: n == 32, lambda n: n % 4, lambda n: n == 4],
+    ids=["many", "fewer", "as given", "no fours", "four"],
+)
+def test_decisions_by_the_number_of_samples_of_a_large_batch(
+    is_other: Callable[[int], object],
+) -> None:
+    """The ways of the batch, of a few samples and of all numbers between."""
+    model = block(lambda self, h, x: torch.tanh(h) if is_other(x.shape[0]) else h).double().eval()
+    x = torch.randn(32, 8, 3).double()
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == ALWAYS
+    rescaled = copy.deepcopy(model)
+    pathcond.rescale_(rescaled, symmetry, torch.randn(symmetry.num_units), verify=False)
+    for count in (1, 3, 4, 5, 16, 17, 31, 32, 33):
+        other = torch.randn(count, 8, 3).double()
+        with torch.no_grad():
+            assert output_change([model(other)], [rescaled(other)]) < 1e-12
