@@ -457,3 +457,46 @@ def test_decisions_by_the_number_of_samples_of_a_large_batch(
         other = torch.randn(count, 8, 3).double()
         with torch.no_grad():
             assert output_change([model(other)], [rescaled(other)]) < 1e-12
+
+
+TOKENS = {
+    "nonzero": lambda i: (i == 7).nonzero().numel(),
+    "nonzero, a column": lambda i: (i == 7).nonzero()[:, 0].shape[0] > 0,
+    "where": lambda i: len(torch.where(i == 7)[0]),
+    "argwhere": lambda i: torch.argwhere(i == 7).size(0),
+    "a mask": lambda i: i[i > 5].numel() > 0,
+    "masked_select": lambda i: i.masked_select(i > 5).flatten().shape[0],
+    "unique": lambda i: i.unique().numel() > 4,
+    "torch.unique with counts": lambda i: torch.unique(i, return_counts=True)[0].numel() > 4,
+    "a number": lambda i: i.unique().numel() // 5,
+    "one_hot": lambda i: F.one_hot(i).shape[-1] > 4,
+    "bincount": lambda i: torch.bincount(i.flatten()).numel() > 4,
+}
+
+
+@pytest.mark.parametrize("decide", TOKENS.values(), ids=TOKENS)
+def test_decisions_by_sizes_that_depend_on_integer_values(decide: Callable[[Tensor], int]) -> None:
+    """Whether there is such a token: no example of another size need have one."""
+
+    def forward(self: Any, x: Tensor, i: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        h = h + 1 if decide(i) else h
+        return self.tail(self.b(h))  # type: ignore[no-any-return]
+
+    tail = nn.Sequential(nn.Linear(3, INNER), nn.ReLU(), nn.Linear(INNER, 2))
+    model = Calls(forward, a=nn.Linear(3, WIDTH), b=nn.Linear(WIDTH, 3), tail=tail).double().eval()
+    symmetry = pathcond.find_symmetry(
+        model, (torch.randn(7, 3).double(), torch.arange(28).view(7, 4) % 3)
+    )
+    assert symmetry.num_units == ALWAYS
+    rescaled = copy.deepcopy(model)
+    pathcond.rescale_(rescaled, symmetry, torch.randn(ALWAYS), verify=False)
+    x = torch.randn(5, 3).double()
+    with torch.no_grad():
+        for tokens in (
+            torch.arange(20).view(5, 4) % 8,
+            torch.ones(5, 4).long(),
+            torch.full((5, 4), 7),
+        ):
+            change = output_change([model(x, tokens)], [rescaled(x, tokens)])
+            assert change < 1e-12

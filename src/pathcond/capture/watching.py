@@ -33,12 +33,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .called import CallSequence
 from .decisions import calling_module, frames, is_check, is_library
 
 # What returns sizes of a tensor.
 SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement))  # type: ignore[attr-defined]
+# Among the sources of a number: it is the size of a tensor that is as long as some values say.
+BY_VALUES = -1
+# What returns such tensors, and what passes them on.
+SIZED_BY_VALUES = frozenset(
+    (
+        "nonzero",
+        "argwhere",
+        "where",
+        "unique",
+        "unique_consecutive",
+        "_return_output",
+        "_return_inverse",
+        "_return_counts",
+        "masked_select",
+        "bincount",
+        "one_hot",
+        "repeat_interleave",
+    )
+)
+MASKS = (torch.bool, torch.uint8)
+PASSING_ON = frozenset(
+    ("__getitem__", "squeeze", "unsqueeze", "flatten", "view", "reshape", "unbind", "t", "to")
+)
 # Instructions that test a value; all others that compare (a look-up in a dict, say) decide nothing.
 TESTS = ("COMPARE_OP", "CONTAINS_OP", "POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
 TESTING_CALL = re.compile(r"\b(min|max|bool|any|all)\s*\(")
@@ -81,7 +106,8 @@ class Decision:
         module: Qualified name of the module that runs it.
         operands: What is compared; of a number in a call, that number and zero; of a slice, one or
             zero, and zero.
-        sources: The sizes of tensors that the operands were computed from.
+        sources: The sizes of tensors that the operands were computed from; ``BY_VALUES`` among
+            them if one of these depends on values.
         outcome: Of the test; of a number or a slice, whether it differs from zero.
         inverted: The places at which the run was made to take the other way.
         alike: Whether both operands were computed from the same sizes, and are equal.
@@ -120,6 +146,7 @@ class Watch(TorchFunctionMode):
         self.calls = CallSequence(model)
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._noted: dict[Decision, None] = {}
+        self._sized_by_values = WeakTensorKeyDictionary()
         self._inversions = 0
 
     @property
@@ -148,7 +175,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in SIZES:
-            return _as_sizes(func(*_plain(args), **_plain(kwargs)))
+            return self.sizes_of(args[0], func(*_plain(args), **_plain(kwargs)))
         entered: list[Any] = []
         plain_args, plain_kwargs = (
             self._plain_arguments(func, args, kwargs, entered)
@@ -159,10 +186,29 @@ class Watch(TorchFunctionMode):
         result = func(*plain_args, **plain_kwargs)
         if func is Tensor.__getitem__:
             self._note_cut(args[0], result)
+        if self._is_sized_by_values(func, plain_args):
+            self._sized_by_values.update(
+                (leaf, True) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)
+            )
         numbers = iter(entered if not _pads_with_zeros(func, args, kwargs) else [1] * len(entered))
         signed_args, signed_kwargs = _replace((args, kwargs), lambda _: _sign(next(numbers)))
         self.calls.add(func, signed_args, signed_kwargs, result)
         return result
+
+    def sizes_of(self, tensor: Tensor, found: Any) -> Any:
+        """Sizes of a tensor, as numbers that remember it."""
+        by_values = tensor in self._sized_by_values
+        return _as_sizes(found, frozenset([BY_VALUES]) if by_values else frozenset())
+
+    def _is_sized_by_values(self, func: Any, args: tuple) -> bool:
+        """Whether a call returns tensors that are as long as some values say."""
+        name = getattr(func, "__name__", "")
+        if name in PASSING_ON and isinstance(args[0], Tensor) and args[0] in self._sized_by_values:
+            return True
+        if name == "__getitem__":
+            indices = args[1] if isinstance(args[1], tuple) else args[1:2]
+            return any(isinstance(i, Tensor) and i.dtype in MASKS for i in indices)
+        return name in SIZED_BY_VALUES and not (name == "where" and len(args) > 1)
 
     def _plain_arguments(
         self, func: Any, args: tuple, kwargs: dict[str, Any], entered: list[Any]
@@ -363,11 +409,11 @@ def _with_sources(value: Any, sources: frozenset[int]) -> Any:
     return watched
 
 
-def _as_sizes(found: Any) -> Any:
-    """What ``shape`` or ``size()`` return, as numbers that remember it."""
+def _as_sizes(found: Any, sources: frozenset[int] = frozenset()) -> Any:
+    """What ``shape`` or ``size()`` return, as numbers that remember it, and further sources."""
     if isinstance(found, torch.Size):
-        return torch.Size([_as_sizes(size) for size in found])
-    return _with_sources(found, frozenset([found])) if type(found) is int else found
+        return torch.Size([_as_sizes(size, sources) for size in found])
+    return _with_sources(found, sources | {found}) if type(found) is int else found
 
 
 def _watched_len(values: Any, /) -> int:
@@ -377,6 +423,8 @@ def _watched_len(values: Any, /) -> int:
         isinstance(values, Tensor) or (type(values) in (list, tuple) and _holds_tensors(values))
     ):
         return length
+    if isinstance(values, Tensor):
+        return _running.watch.sizes_of(values, length)  # type: ignore[no-any-return]
     return _as_sizes(length)  # type: ignore[no-any-return]
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from ..capture.called import CallSequence
-from ..capture.watching import Decision, Place, Watch
+from ..capture.watching import BY_VALUES, Decision, Place, Watch
 from ..errors import UnsupportedModelError
 from .sizes import Axes, Example, OtherSizes, run_lightly
 
@@ -153,12 +153,12 @@ class _Search:
         """Decisions that depend on the input's size and have come out alike so far, one for each
         place and module.
         """
-        if len({id(example) for example, _ in self.runs}) < 2:
-            return []
+        several = len({id(example) for example, _ in self.runs}) > 1
         return [
             decisions[0][1]
             for (place, _), decisions in self._by_place().items()
             if place not in self.checks
+            and (several or _is_by_values(decisions))
             and _is_one_sided(decisions)
             and not self._is_identity(decisions)
         ]
@@ -221,6 +221,8 @@ class _Search:
         """Sizes at which a decision may come out the other way, the likeliest first."""
         example = self._example_of(decision)
         if decision.inverted or not self.sizes.apply_to(example):
+            return
+        if BY_VALUES in decision.sources:  # no size of the inputs decides
             return
         sizes = {axes: axes.size_in(example) for axes in self.sizes.axes}
         concerned = [axes for axes, size in sizes.items() if size in decision.sources] or list(
@@ -292,15 +294,22 @@ class _Search:
         return bool(shown)
 
 
+def _is_by_values(decisions: Sequence[tuple[Example, Decision]]) -> bool:
+    """Whether a decision is by the size of a tensor that is as long as some values say."""
+    return any(BY_VALUES in decision.sources for _, decision in decisions)
+
+
 def _is_one_sided(decisions: Sequence[tuple[Example, Decision]]) -> bool:
     """Whether a decision has one outcome on all examples, though what decides differs between
-    them.
+    them, or may on other values.
     """
     if len({decision.outcome for _, decision in decisions}) > 1:
         return False
     # A number that is never zero shows what it does, and so does a slice that is never empty.
     if decisions[0][1].place.part >= 0 and decisions[0][1].outcome:
         return False
+    if _is_by_values(decisions):
+        return True
     seen: dict[int, set[tuple[tuple[float, float], frozenset[int]]]] = {}
     for example, decision in decisions:
         seen.setdefault(id(example), set()).add((decision.operands, decision.sources))
