@@ -465,6 +465,25 @@ def test_rescaling_is_verified_on_all_examples() -> None:
     assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
 
 
+def test_a_model_without_a_result_at_other_sizes() -> None:
+    """Units that are off for all of a few samples have no deviation; on the user's batch they
+    have.
+    """
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        return self.c(F.relu(self.b(h / h.std(0, unbiased=False, keepdim=True))))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Calls(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 8), c=nn.Linear(8, 4)).double().eval()
+    x = torch.randn(64, 6).double()
+    assert outputs(model, x[:3], training=False)[0].isnan().any()
+    before = outputs(model, x, training=False)
+    report = pathcond.condition_(model, x)
+    assert report.num_units == 16
+    assert output_change(before, outputs(model, x, training=False)) < 1e-12
+
+
 def test_modes_with_one_program_are_captured_once_at_other_sizes() -> None:
     layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 2)]
     given_sizes, other = capture_all(nn.Sequential(*layers), torch.randn(6, 3))
