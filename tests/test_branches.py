@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import pathcond
 from pathcond.capture.outputs import output_change
-from pathcond.capture.watching import Watch
+from pathcond.capture.watching import BY_VALUES, Watch
 from pathcond.symmetry.captures import capture_all
 
 from .cases import Calls
@@ -472,6 +472,26 @@ TOKENS = {
     "one_hot": lambda i: F.one_hot(i).shape[-1] > 4,
     "bincount": lambda i: torch.bincount(i.flatten()).numel() > 4,
 }
+
+
+FIXED_BY_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one_hot with a number of classes": lambda i: F.one_hot(i, 9),
+    "repeat_interleave by a number": lambda i: i.repeat_interleave(3, dim=1),
+    "where with three operands": lambda i: torch.where(condition=i > 1, input=i, other=0),
+    "flatten by name": lambda i: torch.flatten(input=i),
+    "squeeze by name": lambda i: torch.squeeze(input=i),
+}
+
+
+@pytest.mark.parametrize("make", FIXED_BY_NUMBERS.values(), ids=FIXED_BY_NUMBERS)
+def test_sizes_that_no_value_decides_are_no_decisions_by_values(
+    make: Callable[[Tensor], Tensor],
+) -> None:
+    with Watch(nn.Identity()) as watch:
+        way = "one" if make(torch.arange(28).view(7, 4) % 3).shape[-1] > 0 else "other"
+    assert way == "one"
+    (decision,) = watch.decisions
+    assert BY_VALUES not in decision.sources
 
 
 @pytest.mark.parametrize("decide", TOKENS.values(), ids=TOKENS)

@@ -48,7 +48,6 @@ SIZED_BY_VALUES = frozenset(
     (
         "nonzero",
         "argwhere",
-        "where",
         "unique",
         "unique_consecutive",
         "_return_output",
@@ -56,8 +55,6 @@ SIZED_BY_VALUES = frozenset(
         "_return_counts",
         "masked_select",
         "bincount",
-        "one_hot",
-        "repeat_interleave",
     )
 )
 MASKS = (torch.bool, torch.uint8)
@@ -186,7 +183,7 @@ class Watch(TorchFunctionMode):
         result = func(*plain_args, **plain_kwargs)
         if func is Tensor.__getitem__:
             self._note_cut(args[0], result)
-        if self._is_sized_by_values(func, plain_args):
+        if self._is_sized_by_values(func, plain_args, plain_kwargs):
             self._sized_by_values.update(
                 (leaf, True) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)
             )
@@ -200,15 +197,24 @@ class Watch(TorchFunctionMode):
         by_values = tensor in self._sized_by_values
         return _as_sizes(found, frozenset([BY_VALUES]) if by_values else frozenset())
 
-    def _is_sized_by_values(self, func: Any, args: tuple) -> bool:
+    def _is_sized_by_values(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether a call returns tensors that are as long as some values say."""
         name = getattr(func, "__name__", "")
-        if name in PASSING_ON and isinstance(args[0], Tensor) and args[0] in self._sized_by_values:
+        given = [*args, *kwargs.values()]
+        if name in PASSING_ON and any(
+            isinstance(value, Tensor) and value in self._sized_by_values for value in given
+        ):
             return True
         if name == "__getitem__":
             indices = args[1] if isinstance(args[1], tuple) else args[1:2]
             return any(isinstance(i, Tensor) and i.dtype in MASKS for i in indices)
-        return name in SIZED_BY_VALUES and not (name == "where" and len(args) > 1)
+        if name == "where":
+            return len(given) == 1
+        if name == "one_hot":
+            return len(given) == 1 or given[1] == -1
+        if name == "repeat_interleave":
+            return any(isinstance(value, Tensor) for value in given[1:]) or len(given) == 1
+        return name in SIZED_BY_VALUES
 
     def _plain_arguments(
         self, func: Any, args: tuple, kwargs: dict[str, Any], entered: list[Any]

@@ -730,7 +730,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
         # Where much is gained, the whole gain; where little is, enough to see it.
         room = max(0.1 * top, 1.2 * (top - least))
         highest = top + 2 * room
-        shown = [rate for rate, loss in points if loss < highest]
+        shown = [rate for rate, loss in points if loss < highest] or [rate for rate, _ in points]
         panel.set(
             xscale="log",
             xlabel="learning rate",
@@ -858,6 +858,8 @@ def _control(rows: Sequence[Row]) -> Claim:
         if scales is None or rates is None:
             continue
         small = [rate for rate in scales.curve if rate <= scales.rate / 2 and rate in rates.curve]
+        if not small:
+            continue
         apart[_setting(name).title] = max(
             abs(rates.curve[rate] / scales.curve[rate] - 1) for rate in small
         )
