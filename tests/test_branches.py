@@ -39,12 +39,14 @@ class Program:
         model: (batch, length, 3) -> (batch, ..., 2).
         units: How many units can be rescaled.
         length, batch: Of the example.
+        drawn: What it was drawn as, to be printed where it fails.
     """
 
     model: nn.Module
     units: int = ALWAYS
     length: int = 8
     batch: int = 6
+    drawn: tuple[Any, ...] = ()
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {}
@@ -205,6 +207,28 @@ def a_layer_for_odd_lengths() -> Program:
 
 
 @program
+def tanh_for_short_inputs_while_training() -> Program:
+    """The modes go one way on the example, and two on the one that is derived from it."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        return h.tanh() if x.shape[1] < 7 and self.training else h
+
+    return Program(block(meets))
+
+
+@program
+def tanh_for_each_row_that_is_missing_while_training() -> Program:
+    """Nothing is tested: the loop has no turn on the example."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        for _ in range(8 - x.shape[1]):
+            h = h.tanh() if self.training else h.relu()
+        return h
+
+    return Program(block(meets))
+
+
+@program
 def doubled_for_long_inputs() -> Program:
     """Fits every scale: nothing is pinned."""
     return Program(block(lambda self, h, x: h * 2 if x.shape[1] > 10 else h), units=WIDTH + ALWAYS)
@@ -253,17 +277,19 @@ def inputs_of_all_sizes() -> list[Tensor]:
 
 
 def check_at_all_sizes(built: Program) -> pathcond.Symmetry:
-    """Rescale at random: outputs must keep at every size."""
+    """Rescale at random: outputs must keep at every size, in both modes."""
     model = built.model.double()
     example = torch.randn(built.batch, built.length, 3, dtype=torch.float64)
     inputs = inputs_of_all_sizes()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     symmetry = pathcond.find_symmetry(model, example)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    before = [outputs(model, x, training=False) for x in inputs]
+    calls = [(x, mode) for x in inputs for mode in (False, True)]
+    before = [outputs(model, x, training=mode) for x, mode in calls]
     pathcond.rescale_(model, symmetry, torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2)
-    for x, expected in zip(inputs, before, strict=True):
-        assert output_change(expected, outputs(model, x, training=False)) < 1e-9, tuple(x.shape)
+    for (x, mode), expected in zip(calls, before, strict=True):
+        change = output_change(expected, outputs(model, x, training=mode))
+        assert change < 1e-9, (tuple(x.shape), mode)
     return symmetry
 
 
@@ -302,35 +328,36 @@ NUMBERS: dict[str, Callable[[int, int], int]] = {
 @st.composite
 def deciding_programs(draw: st.DrawFn) -> Program:
     """Layers between which sizes decide what happens, or enter as numbers."""
-    # One line that tests two sizes in a loop is followed once, so no line is drawn twice.
     axes = draw(st.sampled_from([(0,), (1,), (0, 1), (1, 1), (0, 0)]))
     decisions = TESTS | NUMBERS
-    names = draw(
-        st.lists(
-            st.sampled_from(sorted(decisions)), min_size=len(axes), max_size=len(axes), unique=True
-        )
-    )
+    names = [draw(st.sampled_from(sorted(decisions))) for _ in axes]
     limits = [draw(st.integers(1, 14 if axis else 9)) for axis in axes]
-    effects = [
-        EFFECTS[draw(st.sampled_from(sorted(EFFECTS)))] if name in TESTS else None for name in names
-    ]
-    steps = list(zip(axes, limits, [decisions[name] for name in names], effects, strict=True))
+    effects = [draw(st.sampled_from(sorted(EFFECTS))) if name in TESTS else "" for name in names]
+    modes = [draw(st.sampled_from([(False, True), (False, True), (True,), (False,)])) for _ in axes]
+    steps = list(
+        zip(axes, limits, [decisions[name] for name in names], effects, modes, strict=True)
+    )
 
     def forward(self: Any, x: Tensor) -> Tensor:
         h = x
-        for layer, (axis, limit, decide, effect) in zip(self.layers, steps, strict=True):
+        for layer, (axis, limit, decide, effect, modes) in zip(self.layers, steps, strict=True):
             h = F.relu(layer(h))
-            if effect is None:
+            if not effect:
                 h = h + decide(x.shape[axis], limit)
-            elif decide(x.shape[axis], limit):
-                h = effect(h, limit)
+            elif decide(x.shape[axis], limit) and self.training in modes:
+                h = EFFECTS[effect](h, limit)
         return self.tail(h)
 
     widths = [3, *[WIDTH] * len(steps)]
     layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
     tail = nn.Sequential(nn.Linear(WIDTH, INNER), nn.ReLU(), nn.Linear(INNER, 2))
     model = Calls(forward, layers=layers, tail=tail)
-    return Program(model, length=draw(st.integers(2, 9)), batch=draw(st.integers(2, 7)))
+    return Program(
+        model,
+        length=draw(st.integers(2, 9)),
+        batch=draw(st.integers(2, 7)),
+        drawn=tuple(zip(axes, names, limits, effects, modes, strict=True)),
+    )
 
 
 @given(deciding_programs())
@@ -355,6 +382,18 @@ def test_plain_networks_need_no_more_captures() -> None:
     assert (
         len(capture_all(torchvision.models.resnet18(weights=None), torch.randn(2, 3, 32, 32))) == 2
     )
+
+
+def test_decisions_are_seen_while_the_model_is_captured() -> None:
+    """No run of the example for them alone, and few samples for all that is tried."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    capture_all(model, torch.randn(16, 3, 12, 12))
+    assert shapes.count((16, 3, 12, 12)) == 2  # both modes
+    taken = [shape for shape in shapes if shape[1] == 3 and shape != (16, 3, 12, 12)]
+    # whether it takes three samples, and other lengths too; then the capture
+    assert taken == [(3, 3, 12, 12), (3, 3, 7, 7), (3, 3, 7, 7)]
 
 
 def test_what_is_not_followed_is_named() -> None:

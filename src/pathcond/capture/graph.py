@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from .nodes import Graph, Node
 from .trace import HiddenError, UnknownTensorError
 from .tracing import all_tensors, trace_graph
 from .usable import require_usable
+from .watching import Place, Watch
 
 __all__ = [
     "Graph",
@@ -41,6 +42,7 @@ __all__ = [
     "capture",
     "capture_both_modes",
     "capture_graphs",
+    "capture_watched",
     "fresh_call",
     "isolated",
     "replaced",
@@ -74,26 +76,40 @@ def capture(model: nn.Module, example_inputs: Inputs, *, training: bool) -> Grap
     return _Capture(model, example_inputs, training).first()
 
 
-def capture_graphs(
-    model: nn.Module,
-    example_inputs: Inputs,
-    *,
-    training: bool,
-    watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> list[Graph]:
+def capture_graphs(model: nn.Module, example_inputs: Inputs, *, training: bool) -> list[Graph]:
     """All graphs of one mode: more than one where random numbers decide which layers run.
 
     A symmetry of the model is one of every graph (see ``draws.plans`` for which ones are captured).
 
     Args:
         model, example_inputs, training: As in ``capture``.
-        watched: Makes what is entered while the model's code runs.
     """
-    capturing = _Capture(model, example_inputs, training, watched)
-    graphs = [capturing.first()]
-    if capturing.drawn:
-        graphs += [capturing.again(plan) for plan in plans(capturing.drawn)]
-    return graphs
+    return _Capture(model, example_inputs, training).all()
+
+
+def capture_watched(
+    model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    training: bool,
+    invert: frozenset[Place] = frozenset(),
+    runnable: bool = True,
+) -> tuple[list[Graph], Watch | None]:
+    """All graphs of one mode, and what the model decided by sizes meanwhile.
+
+    Args:
+        model, example_inputs, training: As in ``capture``.
+        invert: Places at which tests by sizes come out the other way, and zeros are ones.
+        runnable: Whether the model may run on the values of the inputs.
+
+    Returns:
+        The graphs; and the watch, or None where it has to be a run of its own, because the model
+        was captured without values, or random numbers decide what it does.
+    """
+    capturing = _Capture(
+        model, example_inputs, training, watched=True, invert=invert, runnable=runnable
+    )
+    return capturing.all(), capturing.watch
 
 
 def capture_both_modes(model: nn.Module, example_inputs: Inputs) -> list[Graph]:
@@ -108,8 +124,13 @@ def capture_both_modes(model: nn.Module, example_inputs: Inputs) -> list[Graph]:
 class _Capture:
     """One model, mode and batch, captured by whatever way works.
 
+    Args:
+        model, example_inputs, training: As in ``capture``.
+        watched, invert, runnable: As in ``capture_watched``.
+
     Attributes:
         drawn: After the first capture, the single random numbers that the model has drawn.
+        watch: After all captures, what the model decided by sizes, if the first one shows it.
     """
 
     def __init__(
@@ -117,7 +138,10 @@ class _Capture:
         model: nn.Module,
         example_inputs: Inputs,
         training: bool,
-        watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        *,
+        watched: bool = False,
+        invert: frozenset[Place] = frozenset(),
+        runnable: bool = True,
     ) -> None:
         self.model = unwrap(model)
         require_supported(self.model)
@@ -125,10 +149,22 @@ class _Capture:
         self.inputs = example_inputs
         self.training = training
         self.watched = watched
+        self.invert = invert
+        self.runnable = runnable
         self.drawn: list[tuple[str, int]] = []
+        self.watch: Watch | None = None
         self._existing: dict[int, Tensor] | None = None
         self._way: Way = "export"
         self._replace = False
+
+    def all(self) -> list[Graph]:
+        """The first graph, then those under other draws."""
+        graphs = [self.first()]
+        watch = self.watch if self._way == "run" and not self.drawn else None
+        if self.drawn:
+            graphs += [self.again(plan) for plan in plans(self.drawn)]
+        self.watch = watch
+        return graphs
 
     def first(self) -> Graph:
         """The way that costs less, else the other one; each, where it fails, once more with single
@@ -146,7 +182,7 @@ class _Capture:
                 raise UnsupportedModelError(
                     f"{type(self.model).__name__} could not be captured: {errors[way]}."
                 ) from errors[way]
-        exported, traced = errors["export"], errors["trace"]
+        exported, traced = errors["export"], errors.get("trace", errors["export"])
         assert exported is not None
         assert traced is not None
         raise capture_error(
@@ -157,6 +193,8 @@ class _Capture:
         """A run on real values takes a third of the time of torch.export, unless the model or its
         batch is large: then it is better not run at all.
         """
+        if not self.runnable:
+            return ("export",)
         given = [leaf for leaf in tree_leaves(as_call(self.inputs)) if isinstance(leaf, Tensor)]
         owned = [*self.model.parameters(), *self.model.buffers()]
         small = (
@@ -200,9 +238,10 @@ class _Capture:
             from_everywhere = GlobalDraws(plan)
             scalars = ScalarDraws(plan, replace=replace)
             args, kwargs = self._call(way)
+            watch = self._new_watch(way)
             try:
-                draws = _both(scalars, self.watched())
                 if way == "export":
+                    draws = _both(scalars, watch or contextlib.nullcontext())
                     graph = export_graph(model, args, kwargs, training=training, draws=draws)
                 else:
                     graph = trace_graph(
@@ -210,16 +249,26 @@ class _Capture:
                         args,
                         kwargs,
                         training=training,
-                        draws=draws,
+                        draws=scalars,
                         existing=self._existing,
                         gradients=way == "run",
+                        call=watch.call if watch is not None else None,
                     )
             finally:
                 self._torch_draws = scalars.count
             self.drawn = from_everywhere.list_draws()
             if replace:
                 self.drawn += [("torch", i) for i in range(scalars.count)]
+            self.watch = watch
         return graph
+
+    def _new_watch(self, way: Way) -> Watch | None:
+        """Only the quickest way is watched by itself: a model that fails under the watch is still
+        captured by the others.
+        """
+        if not self.watched or (way != "run" and not self.invert):
+            return None
+        return Watch(self.model, self.invert)
 
     def _call(self, way: Way) -> tuple[tuple, dict[str, Any]]:
         if way != "export":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,6 +40,7 @@ def trace_graph(
     draws: AbstractContextManager[Any],
     existing: Mapping[int, Tensor] | None = None,
     gradients: bool = False,
+    call: Callable[..., Any] | None = None,
 ) -> Graph:
     """Run one call and note what it computes; the model is bit for bit what it was.
 
@@ -53,6 +54,7 @@ def trace_graph(
             neither its own nor made by a call.
         gradients: Whether autograd may be on, as in training. Without it, models may write into
             their parameters.
+        call: Calls the model, given it and its arguments.
 
     Raises:
         UnknownTensorError: There are such tensors, and ``existing`` is not given.
@@ -76,7 +78,7 @@ def trace_graph(
     grad_mode = forget if gradients else torch.no_grad()
     with attributes_kept(model), replaced(model, {**copies, **buffers}), grad_mode:
         with enable_python_dispatcher(), Calls(trace), Conversions(trace), draws, _written_out():
-            result = model(*args, **kwargs)
+            result = call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)
         if isinstance(trace.refused, UnknownTensorError):
             raise trace.refused
         if trace.refused is not None:

@@ -1,8 +1,8 @@
-"""What a model decides by the sizes of its inputs: one run in which sizes remember that they are
-sizes.
+"""What a model decides by the sizes of its inputs: a run in which sizes remember that they are
+sizes, as a rule the one that captures it.
 
 ``if x.shape[1] > 10`` takes one way on the example and another on longer inputs. A captured graph
-shows only the way that was taken. Here the model runs once while ``shape``, ``size()``, ``numel()``
+shows only the way that was taken. Here the model runs while ``shape``, ``size()``, ``numel()``
 and ``len()`` return numbers that report what becomes of them: every test that they decide, and
 every call of torch that they enter as zero (``h + n % 2``, a padding of no rows). Empty slices
 (``h[:, 10:]`` of a short input) are noted as well. Torch itself only meets plain numbers. After the
@@ -24,6 +24,7 @@ import linecache
 import operator
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .. import trees
 from .called import CallSequence
 from .decisions import calling_module, frames, is_check, is_library
 
@@ -66,7 +68,7 @@ TESTS = ("COMPARE_OP", "CONTAINS_OP", "POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BO
 TESTING_CALL = re.compile(r"\b(min|max|bool|any|all)\s*\(")
 # A test that is inverted in a loop may never end it.
 MAX_INVERTED = 1000
-_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN_CODE = (os.path.dirname(os.path.abspath(__file__)) + os.sep, trees.__file__)
 _plain_len = builtins.len
 
 
@@ -78,15 +80,15 @@ class Place:
         file, line: Of the code.
         instruction: Which of the line's tests or calls.
         part: Which number of a call; 0 for its result, -1 for a test.
-        limit: What a size is compared with, if that is a plain number: one line may test several
-            limits in a loop.
+        form: How the number, or both sides of the test, were computed from sizes and plain numbers:
+            one line may use several in a loop.
     """
 
     file: str
     line: int
     instruction: int
     part: int = -1
-    limit: float | None = None
+    form: int = 0
 
     def __str__(self) -> str:
         code = linecache.getline(self.file, self.line).strip()
@@ -172,7 +174,9 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in SIZES:
-            return self.sizes_of(args[0], func(*_plain(args), **_plain(kwargs)))
+            plain_args, plain_kwargs = _plain(args), _plain(kwargs)
+            axis = [*plain_args[1:], *plain_kwargs.values()]
+            return self.sizes_of(args[0], func(*plain_args, **plain_kwargs), *axis)
         entered: list[Any] = []
         plain_args, plain_kwargs = (
             self._plain_arguments(func, args, kwargs, entered)
@@ -192,10 +196,16 @@ class Watch(TorchFunctionMode):
         self.calls.add(func, signed_args, signed_kwargs, result)
         return result
 
-    def sizes_of(self, tensor: Tensor, found: Any) -> Any:
-        """Sizes of a tensor, as numbers that remember it."""
-        by_values = tensor in self._sized_by_values
-        return _as_sizes(found, frozenset([BY_VALUES]) if by_values else frozenset())
+    def sizes_of(self, tensor: Tensor, found: Any, axis: int | None = None) -> Any:
+        """Sizes of a tensor along all axes or one, as numbers that remember it."""
+        whose = self.calls.input_of(tensor)
+        sources = frozenset([BY_VALUES]) if tensor in self._sized_by_values else frozenset()
+        if isinstance(found, torch.Size):
+            return torch.Size([_as_size(size, (whose, i), sources) for i, size in enumerate(found)])
+        if axis is not None:
+            with torch._C.DisableTorchFunction():
+                axis %= tensor.dim()
+        return _as_size(found, (whose, axis), sources)
 
     def _is_sized_by_values(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether a call returns tensors that are as long as some values say."""
@@ -228,7 +238,11 @@ class Watch(TorchFunctionMode):
             value = _bare(number)
             if frame is not None:
                 place = Place(
-                    frame.f_code.co_filename, frame.f_lineno, frame.f_lasti, len(entered) + 1
+                    frame.f_code.co_filename,
+                    frame.f_lineno,
+                    frame.f_lasti,
+                    len(entered) + 1,
+                    number.form,
                 )
                 differs = self._note(place, (value, 0), number.sources, value != 0, numeric=True)
                 value = value if differs == (value != 0) else 1
@@ -261,8 +275,8 @@ class Watch(TorchFunctionMode):
         if frame is None or kind is None:
             return outcome
         sources = [number.sources for number in operands if _is_watched(number)]
-        limit = next((number for number in operands if not _is_watched(number)), None)
-        place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_lasti, limit=limit)
+        form = hash(tuple(map(_form, operands)))
+        place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_lasti, form=form)
         bare = (_bare(operands[0]), _bare(operands[1]))
         alike = len(sources) == 2 and sources[0] == sources[1] and bare[0] == bare[1]
         return self._note(
@@ -310,7 +324,7 @@ _running = _Running()
 
 
 def _is_own(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_OWN_FOLDER)
+    return frame.f_code.co_filename.startswith(_OWN_CODE)
 
 
 def _pads_with_zeros(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -358,9 +372,11 @@ class WatchedInt(int):
 
     Attributes:
         sources: The sizes of tensors that it was computed from.
+        form: How it was computed: equal for numbers that come of the same axes by the same steps.
     """
 
     sources: frozenset[int]
+    form: int
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
@@ -375,6 +391,7 @@ class WatchedFloat(float):
     """A number that was computed from sizes by a division or a root; see ``WatchedInt``."""
 
     sources: frozenset[int]
+    form: int
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
@@ -400,38 +417,45 @@ def _bare(value: Any) -> Any:
     )
 
 
+def _form(value: Any) -> Any:
+    return value.form if _is_watched(value) else repr(value)  # -1 and -2 have one hash
+
+
 def _sign(value: Any) -> str:
     """What stands for a size where only the way through a model counts."""
     return "a size" if value else "a size of zero"
 
 
-def _with_sources(value: Any, sources: frozenset[int]) -> Any:
+def _watched(value: Any, sources: frozenset[int], form: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(_with_sources(part, sources) for part in value)
+        return tuple(_watched(part, sources, (i, form)) for i, part in enumerate(value))
     if type(value) not in (int, float):
         return value
     watched: Any = WatchedInt(value) if type(value) is int else WatchedFloat(value)
     watched.sources = sources
+    watched.form = hash(form)
     return watched
 
 
-def _as_sizes(found: Any, sources: frozenset[int] = frozenset()) -> Any:
-    """What ``shape`` or ``size()`` return, as numbers that remember it, and further sources."""
-    if isinstance(found, torch.Size):
-        return torch.Size([_as_sizes(size, sources) for size in found])
-    return _with_sources(found, sources | {found}) if type(found) is int else found
+def _as_size(size: int, form: Any, sources: frozenset[int] = frozenset()) -> Any:
+    """A size as a number that remembers it, and further sources."""
+    return _watched(size, sources | {size}, form) if type(size) is int else size
 
 
 def _watched_len(values: Any, /) -> int:
     """``len`` of a tensor or of a list of tensors is a size as well."""
     length = _plain_len(values)
-    if _running.watch is None or not (
-        isinstance(values, Tensor) or (type(values) in (list, tuple) and _holds_tensors(values))
+    if (
+        _running.watch is None
+        or not (
+            isinstance(values, Tensor) or (type(values) in (list, tuple) and _holds_tensors(values))
+        )
+        or _is_own(sys._getframe(1))  # the capture around it counts tensors too
     ):
         return length
     if isinstance(values, Tensor):
-        return _running.watch.sizes_of(values, length)  # type: ignore[no-any-return]
-    return _as_sizes(length)  # type: ignore[no-any-return]
+        return _running.watch.sizes_of(values, length, 0)  # type: ignore[no-any-return]
+    return _as_size(length, "tensors")  # type: ignore[no-any-return]
 
 
 def _holds_tensors(values: Any) -> bool:
@@ -450,8 +474,10 @@ def _arithmetic(compute: Callable[..., Any], *, reflected: bool = False) -> Call
         result = compute(*operands)
         if _running.watch is None:
             return result
-        return _with_sources(
-            result, frozenset().union(*(n.sources for n in (self, *others) if _is_watched(n)))
+        return _watched(
+            result,
+            frozenset().union(*(n.sources for n in (self, *others) if _is_watched(n))),
+            (compute, reflected, *map(_form, (self, *others))),
         )
 
     return method

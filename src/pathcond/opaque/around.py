@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import nn
 
-from ..capture.graph import capture_graphs
+from ..capture.graph import capture_graphs, capture_watched
 from ..capture.isolation import LOCK
 from ..capture.models import Inputs, canonical_names
 from ..capture.nodes import Graph, Node
+from ..capture.watching import Watch
 from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap
@@ -63,6 +64,7 @@ class Around:
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module inside an opaque one that this example does not reach: its parameters and
             buffers}.
+        watch: What it decided by sizes meanwhile; None where that was not to be seen.
     """
 
     graphs: tuple[Graph, ...]
@@ -71,6 +73,7 @@ class Around:
     children: tuple[Child, ...] = ()
     frozen: dict[str, str] = field(default_factory=dict)
     unreached: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    watch: Watch | None = None
 
     @property
     def graph(self) -> Graph:
@@ -84,6 +87,7 @@ def capture_around(
     *,
     modes: Sequence[bool] = (False, True),
     inside: bool = True,
+    runnable: bool = True,
 ) -> list[Around]:
     """Capture a model in each mode, around and inside what cannot be followed.
 
@@ -92,24 +96,25 @@ def capture_around(
         example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs.
         modes: True for train mode.
         inside: Whether to capture what opaque modules call.
+        runnable: Whether the model may run on the values of the inputs.
 
     Raises:
         UnsupportedModelError: Nothing of the model can be followed.
     """
     model = unwrap(model)
-    found: list[tuple[list[Graph], Recording | None]] = []
+    found: list[tuple[Around, Recording | None]] = []
     for training in modes:
         known = next((recording for _, recording in found if recording is not None), None)
         # Modules hold stand-ins meanwhile, which nobody may find in them.
         with uninterrupted(), LOCK:
-            found.append(_around(model, example_inputs, training, known))
+            found.append(_around(model, example_inputs, training, known, runnable=runnable))
     if all(recording is None for _, recording in found):
-        return [Around(graphs=tuple(graphs)) for graphs, _ in found]
+        return [around for around, _ in found]
     recordings = [recording for _, recording in found if recording is not None]
     children, frozen, unreached = _children(model, recordings)
     opaque = tuple(dict.fromkeys(module for recording in recordings for module in recording.opaque))
     captured = []
-    for (graphs, _), training in zip(found, modes, strict=True):
+    for (around, _), training in zip(found, modes, strict=True):
         parts: list[Graph] = []
         for child in children if inside else ():
             try:
@@ -131,9 +136,7 @@ def capture_around(
             for each in inner:
                 for path, names in each.unreached.items():
                     unreached[f"{child.name}.{path}"] = tuple(own[name] for name in names)
-        captured.append(
-            Around(graphs=tuple(graphs), parts=tuple(parts), opaque=opaque, children=children)
-        )
+        captured.append(replace(around, parts=tuple(parts), opaque=opaque, children=children))
     if inside and not any(
         graph.nodes for each in captured for graph in (*each.graphs, *each.parts)
     ):
@@ -153,13 +156,19 @@ def children_on(model: nn.Module, example_inputs: Inputs, captured: Around) -> t
 
 
 def _around(
-    model: nn.Module, example_inputs: Inputs, training: bool, known: Recording | None
-) -> tuple[list[Graph], Recording | None]:
+    model: nn.Module,
+    example_inputs: Inputs,
+    training: bool,
+    known: Recording | None,
+    *,
+    runnable: bool,
+) -> tuple[Around, Recording | None]:
     """The graphs around all opaque modules; and what was recorded, if there are any.
 
     Args:
         model, example_inputs, training: As in ``capture``.
         known: Of another mode, where opaque modules have been found already.
+        runnable: As in ``capture_around``.
     """
     opaque: list[nn.Module] = list(known.opaque) if known is not None else []
     if known is not None:
@@ -167,9 +176,14 @@ def _around(
         suspects: list[nn.Module] = list(known.opaque)
     else:
         try:
-            return capture_graphs(model, example_inputs, training=training), None
+            graphs, watch = capture_watched(
+                model, example_inputs, training=training, runnable=runnable
+            )
+            return Around(graphs=tuple(graphs), watch=watch), None
         except UnsupportedModelError as error:
             first = error
+        if not runnable:  # nothing can be recorded
+            raise first
         suspects = culprits(model, example_inputs, training, None)
         if not suspects:
             raise first
@@ -189,11 +203,12 @@ def _around(
                 "are needed: give a batch that holds all that they ask for (targets, say)."
             ) from error
         if model in opaque:
-            return [Graph(nodes=(), outputs=(), returned=(), training=training)], recording
+            nothing = Graph(nodes=(), outputs=(), returned=(), training=training)
+            return Around(graphs=(nothing,)), recording
         try:
             with stubs(model, recording) as sites:
                 graphs = capture_graphs(model, example_inputs, training=training)
-            return [with_sites(graph, sites) for graph in graphs], recording
+            return Around(graphs=tuple(with_sites(graph, sites) for graph in graphs)), recording
         except UnsupportedModelError:
             pass  # what is raised next must not carry this along
         suspects = culprits(model, example_inputs, training, recording) or [model]

@@ -1,7 +1,7 @@
 """Ways through a model that its examples do not take, because none of them has the size for it.
 
 ``if x.shape[1] > 10: h = h.tanh()`` shows nothing of tanh to an example of length 8. Each example
-is run under a watch, which notes what is decided by sizes (see ``watching``). A decision that
+is captured under a watch, which notes what is decided by sizes (see ``watching``). A decision that
 depends on the input's size and came out alike on all examples is *open*. For each of them another
 example is looked for, in this order:
 
@@ -17,6 +17,7 @@ inputs, and closed. What is left is not followed: all that it might touch must s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from torch import nn
 from ..capture.called import CallSequence
 from ..capture.watching import BY_VALUES, Decision, Place, Watch
 from ..errors import UnsupportedModelError
-from .sizes import Axes, Example, OtherSizes, run_lightly
+from .sizes import Axes, Example, OtherSizes, is_on_cpu, run_lightly
 
 # Examples that are captured beside the usual ones, and trial runs to find them.
 MAX_WAYS = 6
@@ -34,6 +35,43 @@ MAX_TRIALS = 16
 # The largest sizes to try, unless twice the example's is more.
 LONGEST = 64
 LARGEST_BATCH = 16
+
+
+class UnwatchableError(UnsupportedModelError):
+    """The model does not run while sizes remember that they are sizes."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a model decides by sizes on one example.
+
+    Attributes:
+        example: The inputs.
+        watches: In eval mode and in train mode; in eval mode alone where it fails, or where train
+            mode is known to go the same way.
+        error: What it raises in eval mode.
+    """
+
+    example: Example
+    watches: tuple[Watch, ...]
+    error: Exception | None = None
+
+    @functools.cached_property
+    def decisions(self) -> list[Decision]:
+        return list(dict.fromkeys(d for watch in self.watches for d in watch.decisions))
+
+    @functools.cached_property
+    def calls(self) -> tuple[CallSequence, ...]:
+        return tuple(watch.calls for watch in self.watches)
+
+    def goes_as(self, other: Run) -> bool:
+        """Whether train mode goes the way of eval mode here, as it does on another example: there
+        the modes decide alike, and eval mode goes one way on both.
+        """
+        if len(other.watches) < 2 or not _decide_alike(*other.watches):
+            return False
+        here, there = self.watches[0], other.watches[0]
+        return here.calls == there.calls and _outcomes(here) == _outcomes(there)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,40 +104,58 @@ class OtherWays:
 
 
 def find_other_ways(
-    model: nn.Module,
-    examples: Sequence[Example],
-    sizes: OtherSizes,
-    *,
-    force: bool = True,
+    model: nn.Module, runs: Sequence[Run], sizes: OtherSizes, *, force: bool = True
 ) -> OtherWays:
     """Find the ways through a model that no example takes, in eval or in train mode; usually there
     are none. The modes may agree on all examples, and one of them go its own way elsewhere.
 
     Args:
         model: Any module, not wrapped; it is not changed.
-        examples: All that it is captured on.
+        runs: On all examples that it is captured on.
         sizes: Which sizes of the first one can vary.
         force: Whether outcomes may be put in the place of others.
-
-    Raises:
-        UnsupportedModelError: The model does not run under the watch.
     """
-    search = _Search(model, sizes)
-    for example in examples:
-        watch = search.watch(example)
-        if not isinstance(watch, Watch):
-            _refuse_failing(model, example)
-            raise UnsupportedModelError(
-                "What the model decides by the sizes of its inputs cannot be watched "
-                f"({type(watch).__name__}: {watch}), so that it may compute something else at "
-                "sizes which the example does not have. Pass examples of the sizes that it will "
-                "meet as other_inputs; then these are taken for all there are."
-            ) from watch
-        search.keep(example, watch)
+    search = _Search(model, sizes, list(runs))
     search.try_sizes()
     if force:
         search.try_forcing()
     return OtherWays(ways=tuple(search.ways), unfollowed=tuple(search.open()))
+
+
+def watch_run(model: nn.Module, example: Example) -> Run:
+    """Run a model in both modes, to see what it decides by sizes.
+
+    Raises:
+        UnwatchableError: It does not run under the watch.
+        UnsupportedModelError: It does not run at all.
+    """
+    run = _run(model, example)
+    if run.error is None:
+        return run
+    _refuse_failing(model, example)
+    raise UnwatchableError(
+        "What the model decides by the sizes of its inputs cannot be watched "
+        f"({type(run.error).__name__}: {run.error}), so that it may compute something else at "
+        "sizes which the example does not have. Pass examples of the sizes that it will "
+        "meet as other_inputs; then these are taken for all there are."
+    ) from run.error
+
+
+def _run(model: nn.Module, example: Example, invert: frozenset[Place] = frozenset()) -> Run:
+    """Run a model in eval mode, and unless it fails in train mode; there it may fail."""
+    # Where outcomes were put in place, indices may point beyond what they are for.
+    run_on = replace(example, runnable=False) if invert and not is_on_cpu(model) else example
+    watches = []
+    for training in (False, True):
+        watch = Watch(model, invert)
+        watches.append(watch)
+        try:
+            run_lightly(model, run_on, training=training, call=watch.call)
+        # Whatever a model raises on sizes, or on a way, that it was not made for.
+        except Exception as error:
+            if not training:
+                return Run(example, tuple(watches), error)
+    return Run(example, tuple(watches))
 
 
 def _refuse_failing(model: nn.Module, example: Example) -> None:
@@ -119,41 +175,37 @@ class _Search:
 
     model: nn.Module
     sizes: OtherSizes
-    runs: list[tuple[Example, list[Decision]]] = field(default_factory=list)
+    runs: list[Run]
     ways: list[Way] = field(default_factory=list)
     # Places where the other way raises at once.
     checks: set[Place] = field(default_factory=set)
     trials: int = 0
-    calls: list[CallSequence] = field(default_factory=list)
 
-    def watch(self, example: Example, invert: frozenset[Place] = frozenset()) -> Watch | Exception:
-        """Run the model in both modes; what was raised, if it fails in eval mode."""
-        watch = Watch(self.model, invert)
-        for training in (False, True):
-            try:
-                run_lightly(self.model, example, training=training, call=watch.call)
-            # Whatever a model raises on sizes, or on a way, that it was not made for.
-            except Exception as error:
-                if not training:
-                    self.checks |= {watch.last} if watch.last is not None else set()
-                    return error
-        return watch
-
-    def keep(self, example: Example, watch: Watch) -> None:
-        self.runs.append((example, watch.decisions))
-        self.calls.append(watch.calls)
-
-    def _add(self, way: Way, example: Example, watch: Watch) -> None:
-        """Keep a run, and the way that it takes if no other run took that."""
-        if watch.calls not in self.calls:
-            self.ways.append(way)
-        self.keep(example, watch)
+    def _try(self, example: Example, invert: frozenset[Place] = frozenset()) -> bool:
+        """Whether a run shows the other outcome of an open decision. If so it is kept, and the way
+        that it takes as well, if no other run took that.
+        """
+        run = _run(self.model, example, invert)
+        if run.error is not None:
+            last = run.watches[0].last
+            self.checks |= {last} if last is not None else set()
+            return False
+        shown = self._shown(run)
+        if not shown:
+            return False
+        if run.calls not in [other.calls for other in self.runs]:
+            # What a run with other outcomes returns means nothing.
+            example = Example(example.inputs, given=False, runnable=False) if invert else example
+            self.ways.append(Way(example=example, invert=invert, shows=shown))
+        # Kept with the example itself: what differs between two runs on it does not differ by size.
+        self.runs.append(run)
+        return True
 
     def open(self) -> list[Decision]:
         """Decisions that depend on the input's size and have come out alike so far, one for each
         place and module.
         """
-        several = len({id(example) for example, _ in self.runs}) > 1
+        several = len({id(run.example) for run in self.runs}) > 1
         return [
             decisions[0][1]
             for (place, _), decisions in self._by_place().items()
@@ -174,17 +226,19 @@ class _Search:
 
     def _by_place(self) -> dict[tuple[Place, str], list[tuple[Example, Decision]]]:
         found: dict[tuple[Place, str], list[tuple[Example, Decision]]] = {}
-        for example, decisions in self.runs:
-            for decision in decisions:
-                found.setdefault((decision.place, decision.module), []).append((example, decision))
+        for run in self.runs:
+            for decision in run.decisions:
+                found.setdefault((decision.place, decision.module), []).append(
+                    (run.example, decision)
+                )
         return found
 
     def _example_of(self, decision: Decision) -> Example:
-        return next(example for example, decisions in self.runs if decision in decisions)
+        return next(run.example for run in self.runs if decision in run.decisions)
 
-    def _shown(self, watch: Watch) -> tuple[Decision, ...]:
+    def _shown(self, run: Run) -> tuple[Decision, ...]:
         """The open decisions that come out the other way in a run."""
-        outcomes = {(d.place, d.module, d.outcome) for d in watch.decisions}
+        outcomes = set().union(*map(_outcomes, run.watches))
         return tuple(d for d in self.open() if (d.place, d.module, not d.outcome) in outcomes)
 
     # -- real sizes --------------------------------------------------------------------------------
@@ -204,18 +258,11 @@ class _Search:
                         continue
                     tried.add(key)
                     self.trials += 1
-                    if self._try_size(self.sizes.resize(example, axes, size)):
+                    if self._try(self.sizes.resize(example, axes, size)):
                         progress = True
                         break
                 if progress:
                     break
-
-    def _try_size(self, example: Example) -> bool:
-        watch = self.watch(example)
-        shown = self._shown(watch) if isinstance(watch, Watch) else ()
-        if isinstance(watch, Watch) and shown:
-            self._add(Way(example=example, shows=shown), example, watch)
-        return bool(shown)
 
     def _candidates(self, decision: Decision) -> Iterator[tuple[Example, Axes, int]]:
         """Sizes at which a decision may come out the other way, the likeliest first."""
@@ -233,12 +280,16 @@ class _Search:
             for axes in concerned:
                 for place in axes.places if len(axes.places) > 1 else ():
                     yield example, replace(axes, places=(place,)), sizes[axes] + 1
+        concerned.sort(key=lambda axes: axes.batch)  # few models decide by the number of samples
+        for axes in concerned:
+            for crossing in self._crossings(decision, axes):
+                for step in (0, 1, -1):
+                    if _is_worth_trying(axes, sizes[axes], crossing + step):
+                        yield example, axes, crossing + step
         for axes in concerned:
             size = sizes[axes]
-            longest = max(LARGEST_BATCH if axes.batch else LONGEST, 2 * size + 1)
-            near = [at + step for at in self._crossings(decision, axes) for step in (0, 1, -1)]
-            for other in dict.fromkeys((*near, size + 1, size - 1, 1, 2, size + 2, 2 * size + 1)):
-                if 0 < other <= longest and other != size:
+            for other in dict.fromkeys((size + 1, size - 1, 1, 2, size + 2, 2 * size + 1)):
+                if _is_worth_trying(axes, size, other):
                     yield example, axes, other
 
     def _crossings(self, decision: Decision, axes: Axes) -> list[int]:
@@ -283,15 +334,20 @@ class _Search:
 
     def _force(self, example: Example, decisions: Iterable[Decision]) -> bool:
         """Whether a run with these decisions inverted shows an outcome that is not known yet."""
-        invert = frozenset().union(*({d.place} | d.inverted for d in decisions))
-        watch = self.watch(example, invert)
-        shown = self._shown(watch) if isinstance(watch, Watch) else ()
-        if isinstance(watch, Watch) and shown:
-            without_results = Example(example.inputs, given=False, runnable=False)
-            # Kept with the example itself: what differs between two runs on it does not differ by
-            # size.
-            self._add(Way(example=without_results, invert=invert, shows=shown), example, watch)
-        return bool(shown)
+        return self._try(example, frozenset().union(*({d.place} | d.inverted for d in decisions)))
+
+
+def _is_worth_trying(axes: Axes, size: int, other: int) -> bool:
+    longest = max(LARGEST_BATCH if axes.batch else LONGEST, 2 * size + 1)
+    return 0 < other <= longest and other != size
+
+
+def _decide_alike(one: Watch, other: Watch) -> bool:
+    return set(one.decisions) == set(other.decisions)
+
+
+def _outcomes(watch: Watch) -> set[tuple[Place, str, bool]]:
+    return {(d.place, d.module, d.outcome) for d in watch.decisions}
 
 
 def _is_by_values(decisions: Sequence[tuple[Example, Decision]]) -> bool:

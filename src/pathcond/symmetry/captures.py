@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.graph import capture_graphs
+from ..capture.graph import capture_watched
 from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node, is_empty
 from ..capture.outputs import require_fitting_types
-from ..capture.watching import Watch
 from ..errors import UnsupportedModelError
 from ..opaque.around import Around, capture_around
 from ..trees import tree_leaves, tree_map
-from .branches import Way, find_other_ways
-from .sizes import Example, OtherSizes, find_other_sizes
+from .branches import Run, UnwatchableError, Way, find_other_ways, watch_run
+from .sizes import Example, OtherSizes, find_other_sizes, is_on_cpu
 
 logger = logging.getLogger("pathcond")
 
@@ -44,6 +43,7 @@ class Captured:
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module that another example may reach: its parameters and buffers}.
         unfollowed: {module that takes another way at sizes which no example has: where it does so}.
+        run: What it decides by sizes, where the captures show that.
     """
 
     example: Example
@@ -51,6 +51,7 @@ class Captured:
     frozen: Mapping[str, str] = field(default_factory=dict)
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unfollowed: Mapping[str, str] = field(default_factory=dict)
+    run: Run | None = None
 
 
 def capture_all(
@@ -72,32 +73,57 @@ def capture_all(
     given = [Example(example_inputs), *(Example(inputs) for inputs in others if inputs is not None)]
     for example in given:
         require_fitting_types(model, example.inputs)
-    found = [_join_modes(example, capture_around(model, example.inputs)) for example in given]
-    modes = (False,) if _has_one_program(found[0]) else (False, True)
+    found = [_capture(model, Way(example=example)) for example in given]
     sizes = find_other_sizes(model, example_inputs)
-    for example in sizes.examples:
-        try:
-            found.append(_capture_way(model, Way(example=example), modes))
-        except UnsupportedModelError as error:
-            logger.info("The model cannot be captured at other sizes than the example's: %s", error)
     try:
-        return _with_other_ways(model, found, sizes)
-    except UnsupportedModelError as error:
+        runs = [_run_of(model, capture) for capture in found]
+        first = (found[0], runs[0])
+        resized = [c for e in sizes.examples for c in _capture_resized(model, e, first)]
+        runs += [_run_of(model, capture) for capture in resized]
+        return _with_other_ways(model, [*found, *resized], runs, sizes)
+    except UnwatchableError as error:
         if other_inputs is None:
             raise
         logger.info("Only the examples that were given are looked at: %s", error)
-        return found
+        return [*found, *(c for e in sizes.examples for c in _capture_resized(model, e))]
 
 
-def _with_other_ways(model: nn.Module, found: list[Captured], sizes: OtherSizes) -> list[Captured]:
+def _run_of(model: nn.Module, captured: Captured) -> Run:
+    """What a model decides by sizes, by a run of its own where the captures do not show it."""
+    return captured.run if captured.run is not None else watch_run(model, captured.example)
+
+
+def _capture_resized(
+    model: nn.Module, example: Example, first: tuple[Captured, Run] | None = None
+) -> list[Captured]:
+    """Capture a model at other sizes than the first example's, if that is possible; in eval mode
+    alone, if train mode is known to go the same way.
+    """
+    try:
+        if first is not None and _has_one_program(first[0]):
+            captured = _capture(model, Way(example=example), (False,))
+            run = _run_of(model, captured)
+            if run.goes_as(first[1]):
+                return [replace(captured, run=run)]
+        return [_capture(model, Way(example=example))]
+    except UnwatchableError:
+        raise
+    except UnsupportedModelError as error:
+        logger.info("The model cannot be captured at other sizes than the example's: %s", error)
+        return []
+
+
+def _with_other_ways(
+    model: nn.Module, found: list[Captured], runs: Sequence[Run], sizes: OtherSizes
+) -> list[Captured]:
     """Captures of the ways that the model takes at sizes which none of the examples has."""
     # What is called from inside a module that cannot be followed is not known without its results.
     force = not any(capture.frozen or capture.unreached for capture in found)
-    others = find_other_ways(model, [capture.example for capture in found], sizes, force=force)
+    others = find_other_ways(model, runs, sizes, force=force)
     unfollowed = list(others.unfollowed)
     for way in others.ways:
         try:
-            found.append(_capture_way(model, way, (False, True)))
+            found.append(_capture(model, way))
         except UnsupportedModelError as error:
             logger.info("A way through the model cannot be captured: %s", error)
             unfollowed += way.shows
@@ -108,34 +134,45 @@ def _with_other_ways(model: nn.Module, found: list[Captured], sizes: OtherSizes)
     return [first, *found[1:]]
 
 
-def _capture_way(model: nn.Module, way: Way, modes: Sequence[bool]) -> Captured:
-    """Capture a model on a way in all modes; in eval mode alone where it fails in train mode."""
+def _capture(model: nn.Module, way: Way, modes: Sequence[bool] = (False, True)) -> Captured:
+    """Capture a model on a way in all modes; in eval mode alone where it fails in train mode on
+    inputs that nobody gave.
+    """
+    example = way.example
+    runnable = example.runnable or is_on_cpu(model)
     try:
         if not way.invert:
-            return _join_modes(way.example, capture_around(model, way.example.inputs, modes=modes))
+            return _join_modes(
+                example, capture_around(model, example.inputs, modes=modes, runnable=runnable)
+            )
         graphs = [
             graph
             for training in modes
-            for graph in capture_graphs(
+            for graph in capture_watched(
                 model,
-                way.example.inputs,
+                example.inputs,
                 training=training,
-                watched=lambda: Watch(model, way.invert),
-            )
+                invert=way.invert,
+                runnable=runnable,
+            )[0]
         ]
-        return Captured(example=way.example, graphs=tuple(graphs))
+        return Captured(example=example, graphs=tuple(graphs))
     except UnsupportedModelError:
-        if len(modes) == 1:
+        if len(modes) == 1 or example.given:
             raise
-    return _capture_way(model, way, modes[:1])
+    return _capture(model, way, modes[:1])
 
 
 def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
+    watches = tuple(mode.watch for mode in modes if mode.watch is not None)
+    run = Run(example, watches) if len(watches) == len(modes) else None
     graphs = [graph for mode in modes for graph in mode.graphs]
     parts = [part for mode in modes for part in mode.parts]
     frozen = {name: reason for mode in modes for name, reason in mode.frozen.items()}
     unreached = {path: names for mode in modes for path, names in mode.unreached.items()}
-    return Captured(example=example, graphs=(*graphs, *parts), frozen=frozen, unreached=unreached)
+    return Captured(
+        example=example, graphs=(*graphs, *parts), frozen=frozen, unreached=unreached, run=run
+    )
 
 
 def _has_one_program(captured: Captured) -> bool:

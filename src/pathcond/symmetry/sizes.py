@@ -119,25 +119,23 @@ def find_other_sizes(model: nn.Module, example_inputs: Inputs) -> OtherSizes:
     """
     example = Example(example_inputs)
     accepted: list[tuple[Axes, int]] = []
+    together = True  # whether the model takes all changes at once
     for axes in _groups(tree_flatten(as_call(example_inputs))[0]):
         for candidate in (axes, *_split(axes)):
-            size = next(
-                (
-                    s
-                    for s in axes.others
-                    if _accepts(model, _resize_example(model, example, [(candidate, s)]))
-                ),
-                None,
-            )
-            if size is not None:
-                accepted.append((candidate, size))
-            if size is not None and candidate is axes:
+            for size in axes.others:
+                change = (candidate, size)
+                # With a smaller batch, if the model takes that, a run costs less.
+                beside = _accepts(model, _resize_example(model, example, [*accepted, change]))
+                if beside or (
+                    accepted and _accepts(model, _resize_example(model, example, [change]))
+                ):
+                    accepted.append(change)
+                    together &= beside
+                    break
+            if accepted and accepted[-1][0] is axes:
                 break
-    together = _resize_example(model, example, accepted)
-    if len(accepted) < 2 or _accepts(model, together):
-        examples = [together] if accepted else []
-    else:
-        examples = [_resize_example(model, example, [change]) for change in accepted]
+    changes = [accepted] if together else [[change] for change in accepted]
+    examples = [_resize_example(model, example, each) for each in changes if each]
     return OtherSizes(model, tuple(axes for axes, _ in accepted), tuple(examples))
 
 
@@ -222,9 +220,8 @@ def _resize(tensor: Tensor, axis: int, size: int) -> Tensor:
 def _is_runnable(
     model: nn.Module, leaves: Sequence[Any], changes: Sequence[tuple[Axes, int]]
 ) -> bool:
-    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    if device in ("cpu", "meta"):
-        return device == "cpu"
+    if is_on_cpu(model) or any(parameter.is_meta for parameter in model.parameters()):
+        return is_on_cpu(model)
     indices = {
         at
         for at, leaf in enumerate(leaves)
@@ -233,6 +230,11 @@ def _is_runnable(
     longer = any(size > axes.size for axes, size in changes)
     cut_with_the_rest = all(indices <= {at for at, _ in axes.places} for axes, _ in changes)
     return not indices or (cut_with_the_rest and not longer)
+
+
+def is_on_cpu(model: nn.Module) -> bool:
+    """Whether a read beyond the end of a tensor can be caught."""
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 def _accepts(model: nn.Module, example: Example) -> bool:
