@@ -229,6 +229,11 @@ def tanh_for_each_row_that_is_missing_while_training() -> Program:
 
 
 @program
+def what_is_beyond_a_length_is_sorted_out() -> Program:
+    return Program(block(lambda self, h, x: h + sorted((0, x.shape[1] - 9))[1]))
+
+
+@program
 def doubled_for_long_inputs() -> Program:
     """Fits every scale: nothing is pinned."""
     return Program(block(lambda self, h, x: h * 2 if x.shape[1] > 10 else h), units=WIDTH + ALWAYS)
@@ -451,6 +456,13 @@ def test_len_is_brought_back() -> None:
     with pytest.raises(ValueError, match="stop"), Watch(nn.Linear(2, 2)):
         raise ValueError("stop")
     assert builtins.len is before
+
+
+def test_a_model_whose_source_cannot_be_read() -> None:
+    """As it is where a model is typed at the prompt."""
+    names: dict[str, Any] = {}
+    exec("def meets(self, h, x):\n    return h + max(0, x.shape[1] - 9)", names)
+    assert check_at_all_sizes(Program(block(names["meets"]))).num_units == ALWAYS
 
 
 def test_an_inverted_loop_ends() -> None:

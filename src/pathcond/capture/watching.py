@@ -65,7 +65,7 @@ PASSING_ON = frozenset(
 )
 # Instructions that test a value; all others that compare (a look-up in a dict, say) decide nothing.
 TESTS = ("COMPARE_OP", "CONTAINS_OP", "POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
-TESTING_CALL = re.compile(r"\b(min|max|bool|any|all)\s*\(")
+TESTING_CALL = re.compile(r"\b(bool|any|all|min|max|sort|sorted|bisect\w*)\s*\(")
 # A test that is inverted in a loop may never end it.
 MAX_INVERTED = 1000
 _OWN_CODE = (os.path.dirname(os.path.abspath(__file__)) + os.sep, trees.__file__)
@@ -345,17 +345,19 @@ def _calling_frame() -> FrameType | None:
 
 
 def _kind_of_test(frame: FrameType) -> str | None:
-    """ "test" or "choice" (by min and max); None where nothing depends on the outcome but an
-    exception or a look-up.
+    """ "test", or "choice" (of the larger of two numbers, say); None where nothing depends on the
+    outcome but an exception or a look-up.
     """
     if _is_own(frame) or is_library(frame.f_code.co_filename) or is_check(frame):
         return None
-    if _instruction(frame.f_code, frame.f_lasti).startswith(TESTS):
+    instruction = _instruction(frame.f_code, frame.f_lasti)
+    if instruction.startswith(TESTS):
         return "test"
-    found = TESTING_CALL.search(
-        linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-    )
-    return None if found is None else "choice" if found[1] in ("min", "max") else "test"
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    if not line and instruction.startswith("CALL"):  # without its source it may be any function
+        return "choice"
+    found = TESTING_CALL.search(line)
+    return None if found is None else "test" if found[1] in ("bool", "any", "all") else "choice"
 
 
 @functools.lru_cache(maxsize=4096)
