@@ -234,6 +234,27 @@ def what_is_beyond_a_length_is_sorted_out() -> Program:
 
 
 @program
+def tanh_for_each_row_beyond_a_length() -> Program:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        for _ in range(9, x.shape[1]):
+            h = h.tanh()
+        return h
+
+    return Program(block(meets))
+
+
+@program
+def tanh_for_each_row_beyond_a_great_length() -> Program:
+    """Too long to be tried: the loop is given one turn."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        assert isinstance(range(x.shape[1]), range)
+        return functools.reduce(lambda h, _: h.tanh(), range(x.shape[1] - 500), h)
+
+    return Program(block(meets))
+
+
+@program
 def doubled_for_long_inputs() -> Program:
     """Fits every scale: nothing is pinned."""
     return Program(block(lambda self, h, x: h * 2 if x.shape[1] > 10 else h), units=WIDTH + ALWAYS)
@@ -451,11 +472,11 @@ def test_sizes_that_a_model_keeps_are_plain_numbers() -> None:
     )
 
 
-def test_len_is_brought_back() -> None:
-    before = builtins.len
+def test_len_and_range_are_brought_back() -> None:
+    before = builtins.len, builtins.range
     with pytest.raises(ValueError, match="stop"), Watch(nn.Linear(2, 2)):
         raise ValueError("stop")
-    assert builtins.len is before
+    assert (builtins.len, builtins.range) == before
 
 
 def test_a_model_whose_source_cannot_be_read() -> None:

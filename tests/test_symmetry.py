@@ -467,6 +467,31 @@ def test_the_table_is_readable_and_complete() -> None:
         assert word in text
 
 
+def test_arguments_that_no_example_gives_are_named() -> None:
+    """A state that the caller passes pins what starts from zeros without it."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.RNN(3, 5, nonlinearity="relu", batch_first=True)
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, x: Tensor, state: Tensor | None = None, *, last: bool = True) -> Tensor:
+            y = self.head(self.rnn(x, state)[0])
+            return y[:, -1] if last else y
+
+    model, x = Recurrent(), torch.randn(2, 6, 3)
+    alone = pathcond.find_symmetry(model, x)
+    assert alone.not_given == ("state", "last")
+    assert "what forward does with state, last. No example gives them" in str(alone)
+    both = pathcond.find_symmetry(
+        model, {"x": x, "last": False}, other_inputs=(x, torch.randn(1, 2, 5))
+    )
+    assert (alone.num_units, both.num_units) == (5, 0)
+    assert both.not_given == ()
+    assert "Not looked at" not in str(both)
+
+
 def test_to_dict_is_json() -> None:
     model, x = make("vit")
     data = json.loads(json.dumps(pathcond.find_symmetry(model, x).to_dict()))

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from .. import trees
 from ..errors import UnsupportedModelError
 from .nodes import TORCH_FOLDER
 
@@ -38,10 +39,7 @@ PLUMBING = frozenset(
     )
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
-OWN = tuple(
-    os.path.join(_HERE, name)
-    for name in ("decisions.py", "draws.py", "modes.py", "trace.py", "tracing.py", "watching.py")
-)
+OWN = (_HERE + os.sep, trees.__file__)
 SPEAKING = frozenset(("warn", "warning", "warning_once", "info", "debug", "error", "exception"))
 ASSERTING = ("_assert", "_check", "assert", "check")
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
@@ -180,7 +178,7 @@ def frames() -> Iterable[FrameType]:
         name = frame.f_code.co_filename
         if (name, frame.f_code.co_name) == CALLER:
             return
-        if name not in PLUMBING and name not in OWN:
+        if name not in PLUMBING and not name.startswith(OWN):
             yield frame
         frame = frame.f_back
 
@@ -204,6 +202,11 @@ def is_library(name: str) -> bool:
     """Whether a file belongs to torch or to Python itself."""
     standard = name.startswith(STANDARD_LIBRARY) and not name.startswith(SITE_PACKAGES)
     return standard or name.startswith(TORCH_FOLDER)
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame is of the capture itself, which sees sizes and tensors as well."""
+    return frame.f_code.co_filename.startswith(OWN)
 
 
 def calling_module(names: dict[int, str]) -> str:

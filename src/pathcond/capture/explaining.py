@@ -44,7 +44,7 @@ def capture_error(
     if isinstance(traced, UnsupportedModelError):
         if type(exported).__name__ not in BY_VALUES:
             return UnsupportedModelError(
-                f"{head}{_summary(exported)}\n{_hints(exported, training)}\nAlso, {traced}."
+                f"{head}{traced}.\ntorch.export cannot follow it either: {_summary(exported)}"
             )
         place = user_line(exported)
         return UnsupportedModelError(

@@ -159,7 +159,7 @@ class _Reader:
         name = str(fx_node.target)
         if block is None or "wrap_with_" not in name:
             raise UnsupportedModelError(
-                f"The model uses {name} at {', '.join(place_of(fx_node))}: "
+                f"The model uses {name} at {', '.join(filter(None, place_of(fx_node)))}: "
                 "control flow that depends on the data cannot be analysed."
             )
         return self.read(args[block], args[block + 1 :], f"{at}{fx_node.name}.")

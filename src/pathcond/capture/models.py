@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -58,6 +59,28 @@ def as_call(example_inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
     raise UnsupportedModelError(
         f"Example inputs have type {type(example_inputs).__name__}; "
         "pass a Tensor, a tuple of positional inputs or a dict of keyword inputs."
+    )
+
+
+def arguments_not_given(model: nn.Module, examples: Iterable[Inputs]) -> tuple[str, ...]:
+    """Arguments of ``forward`` that no example gives, by name.
+
+    >>> arguments_not_given(nn.RNN(3, 4), [torch.randn(5, 2, 3)])
+    ('hx',)
+    """
+    try:
+        signature = inspect.signature(model.forward)
+        given: set[str] = set()
+        for example in examples:
+            args, kwargs = as_call(example)
+            given.update(signature.bind_partial(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # no signature that says so
+        return ()
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(
+        name
+        for name, parameter in signature.parameters.items()
+        if name not in given and parameter.kind not in several
     )
 
 

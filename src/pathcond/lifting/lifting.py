@@ -514,12 +514,20 @@ class Lifting:
 
         def watch(node: Node, paths: PathSum) -> None:
             if not bool(paths.power.isfinite().all()):
-                kind = "is not a number" if bool(paths.power.isnan().any()) else "overflows float64"
-                raise EnergyRangeError(
-                    f"Path energy {kind} at {node.op} in {node.where}: weights or, with "
-                    "calibrate=True, values of the example "
-                    "batch are too large there. Initialise that layer at a usual scale."
+                kind, cause = (
+                    (
+                        "is not a number",
+                        "the example gives no number there (zero over zero, the deviation of a "
+                        "single sample), or weights are too large. Give another batch",
+                    )
+                    if bool(paths.power.isnan().any())
+                    else (
+                        "overflows float64",
+                        "weights or, with calibrate=True, values of the example batch are too "
+                        "large there. Initialise that layer at a usual scale",
+                    )
                 )
+                raise EnergyRangeError(f"Path energy {kind} at {node.op} in {node.where}: {cause}.")
 
         self.run(p=p, watch=watch)
         raise EnergyRangeError(

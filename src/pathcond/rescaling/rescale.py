@@ -651,6 +651,6 @@ def _unrepeatable(
         f"two runs on the same batch with the same weights differ by {change:.3g} (relative) in "
         f"{'train' if training else 'eval'} "
         "mode: the model draws random numbers from a generator of its own, or keeps state from "
-        "call to call, so a rescaling cannot "
-        "be verified there; let it draw from torch's own generator"
+        "call to call, so a rescaling cannot be verified there. Let it draw from torch's own "
+        "generator, and compute from its inputs and weights alone"
     )

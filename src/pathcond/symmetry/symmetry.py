@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..capture.aliasing import list_written_leaves
-from ..capture.models import Inputs, canonical_names
+from ..capture.models import Inputs, arguments_not_given, canonical_names
 from ..capture.nodes import Graph, Node
 from ..capture.precision import types_behind
 from ..distributed.sharding import original_class
@@ -77,6 +77,8 @@ class Symmetry:
         uncounted: Parameters that the criterion leaves out: under "paper", those of BatchNorms.
         frozen: What becomes of parameters with ``requires_grad=False``.
         examples: The inputs on which a rescaling is verified, those that the user gave first.
+        not_given: Arguments of ``forward`` that no example gives. What the model does with them was
+            not looked at.
         computed_in: Floating-point types that values take between a rescaled parameter and an
             output.
     """
@@ -97,6 +99,7 @@ class Symmetry:
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     variances: dict[str, Tensor] = field(repr=False)
     computed_in: frozenset[torch.dtype] = field(repr=False, default=frozenset())
+    not_given: tuple[str, ...] = ()
 
     @property
     def example_inputs(self) -> Any:
@@ -189,6 +192,7 @@ class Symmetry:
                 }
                 for p in self.pinned
             ],
+            "not_given": list(self.not_given),
         }
 
     def __str__(self) -> str:
@@ -198,7 +202,7 @@ class Symmetry:
             f"{count_of(len(self.groups), 'group')}, "
             f'normalization="{self.normalization}"{approximate}'
         )
-        return symmetry_table(head, self.groups, self.pinned)
+        return symmetry_table(head, self.groups, self.pinned, self.not_given)
 
 
 def find_symmetry(
@@ -314,7 +318,11 @@ def symmetry_of(
     examples = tuple(capture.example for capture in captured)
     symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
     rescaled = [name for name, scaling in symmetry.scalings.items() if scaling.changes]
-    return replace(symmetry, computed_in=types_behind(graphs, rescaled))
+    return replace(
+        symmetry,
+        computed_in=types_behind(graphs, rescaled),
+        not_given=arguments_not_given(model, [e.inputs for e in examples if e.given]),
+    )
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..text import MAX_ROWS, align, count_of, name_list
+from ..text import MAX_NAMES, MAX_ROWS, align, count_of, name_list
 from .units import Pinned, UnitGroup
 
 
-def symmetry_table(head: str, groups: Sequence[UnitGroup], pinned: Sequence[Pinned]) -> str:
-    """What can be rescaled and what cannot, one line per group and per reason."""
+def symmetry_table(
+    head: str, groups: Sequence[UnitGroup], pinned: Sequence[Pinned], not_given: Sequence[str]
+) -> str:
+    """What can be rescaled and what cannot, one line per group and per reason; and what was not
+    looked at.
+    """
     rows = [("units", "made by", "multiplied by λ", "divided by λ")]
     for group in groups[:MAX_ROWS]:
         rows.append(
@@ -20,7 +24,16 @@ def symmetry_table(head: str, groups: Sequence[UnitGroup], pinned: Sequence[Pinn
                 name_list(group.divided),
             )
         )
-    return "\n".join([head, "", *table_body(rows, groups, pinned)])
+    parts = [head, "", *table_body(rows, groups, pinned)]
+    if not_given:
+        more = f" and {len(not_given) - MAX_NAMES} more" if len(not_given) > MAX_NAMES else ""
+        parts += [
+            "",
+            f"Not looked at: what forward does with {', '.join(not_given[:MAX_NAMES])}{more}. "
+            f"No example gives {'it' if len(not_given) == 1 else 'them'}; other_inputs= takes one "
+            "that does.",
+        ]
+    return "\n".join(parts)
 
 
 def table_body(

@@ -1,0 +1,247 @@
+"""Numbers that remember that they are sizes, and report what becomes of them to a watch.
+
+They pass for plain numbers wherever Python takes one. Arithmetic with them gives further ones;
+comparisons and truth values are told to the watch of the thread, which says how they come out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .decisions import is_own
+
+plain_len, plain_range = builtins.len, builtins.range
+
+
+class Watcher(Protocol):
+    """Who is told what becomes of sizes."""
+
+    def sizes_of(self, tensor: Tensor, found: Any, axis: int | None = None) -> Any: ...
+
+    def note_test(self, operands: tuple[Any, Any], outcome: bool) -> bool: ...
+
+    def note_loop(self, bounds: tuple[Any, ...], turns: range, frame: FrameType) -> range: ...
+
+
+class _Running(threading.local):
+    """The watch of this thread, if there is one."""
+
+    watch: Watcher | None = None
+
+
+running = _Running()
+
+
+class WatchedInt(int):
+    """A whole number that was computed from sizes; without a running watch it is a number as any
+    other.
+
+    Attributes:
+        sources: The sizes of tensors that it was computed from.
+        form: How it was computed: equal for numbers that come of the same axes by the same steps.
+    """
+
+    sources: frozenset[int]
+    form: int
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+    def __deepcopy__(self, memo: Any) -> int:
+        return int(self)
+
+    __hash__ = int.__hash__
+
+
+class WatchedFloat(float):
+    """A number that was computed from sizes by a division or a root; see ``WatchedInt``."""
+
+    sources: frozenset[int]
+    form: int
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+    def __deepcopy__(self, memo: Any) -> float:
+        return float(self)
+
+    __hash__ = float.__hash__
+
+
+def is_watched(value: Any) -> bool:
+    return type(value) in (WatchedInt, WatchedFloat)
+
+
+def bare(value: Any) -> Any:
+    """The number without its sources."""
+    return (
+        int(value)
+        if type(value) is WatchedInt
+        else float(value)
+        if type(value) is WatchedFloat
+        else value
+    )
+
+
+def form_of(value: Any) -> Any:
+    return value.form if is_watched(value) else repr(value)  # -1 and -2 have one hash
+
+
+def _watched(value: Any, sources: frozenset[int], form: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_watched(part, sources, (i, form)) for i, part in enumerate(value))
+    if type(value) not in (int, float):
+        return value
+    watched: Any = WatchedInt(value) if type(value) is int else WatchedFloat(value)
+    watched.sources = sources
+    watched.form = hash(form)
+    return watched
+
+
+def as_size(size: int, form: Any, sources: frozenset[int] = frozenset()) -> Any:
+    """A size as a number that remembers it, and further sources."""
+    return _watched(size, sources | {size}, form) if type(size) is int else size
+
+
+def watched_len(values: Any, /) -> int:
+    """``len`` of a tensor or of a list of tensors is a size as well."""
+    length = plain_len(values)
+    if (
+        running.watch is None
+        or not (
+            isinstance(values, Tensor) or (type(values) in (list, tuple) and _holds_tensors(values))
+        )
+        or is_own(sys._getframe(1))  # the capture around it counts tensors too
+    ):
+        return length
+    if isinstance(values, Tensor):
+        return running.watch.sizes_of(values, length, 0)  # type: ignore[no-any-return]
+    return as_size(length, "tensors")  # type: ignore[no-any-return]
+
+
+class _Range(type):
+    def __call__(cls, *bounds: Any) -> Any:
+        turns = plain_range(*map(bare, bounds))
+        if running.watch is None or not any(map(is_watched, bounds)):
+            return turns
+        return running.watch.note_loop(bounds, turns, sys._getframe(1))
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, plain_range)
+
+
+class WatchedRange(metaclass=_Range):
+    """Stands in for ``range``: a loop that has no turn at the example's size may have some at
+    others.
+    """
+
+
+def _holds_tensors(values: Any) -> bool:
+    return plain_len(values) > 0 and isinstance(values[0], Tensor)
+
+
+def _arithmetic(compute: Callable[..., Any], *, reflected: bool = False) -> Callable[..., Any]:
+    """A method that computes with the plain number, and lets the result remember where it came
+    from.
+    """
+
+    def method(self: Any, *others: Any) -> Any:
+        if not all(isinstance(other, (int, float)) for other in others):
+            return NotImplemented
+        operands = [bare(other) for other in ((*others, self) if reflected else (self, *others))]
+        result = compute(*operands)
+        if running.watch is None:
+            return result
+        return _watched(
+            result,
+            frozenset().union(*(n.sources for n in (self, *others) if is_watched(n))),
+            (compute, reflected, *map(form_of, (self, *others))),
+        )
+
+    return method
+
+
+def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
+    """A method that reports its outcome."""
+
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        outcome = compare(bare(self), bare(other))
+        return outcome if running.watch is None else running.watch.note_test((self, other), outcome)
+
+    return method
+
+
+def _truth(self: Any) -> bool:
+    outcome = bool(bare(self))
+    return outcome if running.watch is None else running.watch.note_test((self, 0), outcome)
+
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+BITWISE = ("and_", "or_", "xor", "lshift", "rshift")
+UNARY: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": abs,
+    "round": round,
+    "ceil": lambda x: x.__ceil__(),
+    "floor": lambda x: x.__floor__(),
+    "trunc": lambda x: x.__trunc__(),
+}
+for _type in (WatchedInt, WatchedFloat):
+    for _name in (*BINARY, *(BITWISE if _type is WatchedInt else ())):
+        _compute = getattr(operator, _name)
+        setattr(_type, f"__{_name.rstrip('_')}__", _arithmetic(_compute))
+        setattr(_type, f"__r{_name.rstrip('_')}__", _arithmetic(_compute, reflected=True))
+    for _name, _compute in (UNARY | {"divmod": divmod}).items():
+        setattr(_type, f"__{_name}__", _arithmetic(_compute))
+    for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(_type, f"__{_name}__", _comparison(getattr(operator, _name)))
+    setattr(_type, "__bool__", _truth)  # noqa: B010
+
+
+# -- arguments of calls ----------------------------------------------------------------------------
+
+
+def has_watched(tree: Any) -> bool:
+    if isinstance(tree, (tuple, list)):
+        return any(map(has_watched, tree))
+    if isinstance(tree, dict):
+        return any(map(has_watched, tree.values()))
+    if isinstance(tree, slice):
+        return any(map(has_watched, (tree.start, tree.stop, tree.step)))
+    return is_watched(tree)
+
+
+def replace_watched(tree: Any, replace: Callable[[Any], Any]) -> Any:
+    """A tree of arguments with the numbers that are sizes replaced; parts without such are the same
+    objects.
+    """
+    if not has_watched(tree):
+        return tree
+    if isinstance(tree, (tuple, list)):
+        parts = [replace_watched(part, replace) for part in tree]
+        if isinstance(tree, torch.Size) and all(isinstance(part, int) for part in parts):
+            return torch.Size(parts)
+        return parts if isinstance(tree, list) else tuple(parts)
+    if isinstance(tree, dict):
+        return {key: replace_watched(value, replace) for key, value in tree.items()}
+    if isinstance(tree, slice):
+        return slice(
+            *(replace_watched(bound, replace) for bound in (tree.start, tree.stop, tree.step))
+        )
+    return replace(tree)
+
+
+def plain(tree: Any) -> Any:
+    return replace_watched(tree, bare)
