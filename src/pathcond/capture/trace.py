@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -327,12 +327,21 @@ class Trace:
         """
         tables = ("_parameters", "_buffers", "_modules")
         for module in model.modules():
-            kept = [value for name, value in vars(module).items() if name not in tables]
+            kept = [
+                value
+                for name, value in vars(module).items()
+                if name not in tables and not _is_empty(value)
+            ]
             for tensor in (tensor for value in kept for tensor in _tensors_in(value)):
                 if tensor in self._node and self._node[tensor].target is not None:
                     origins = self._origins[tensor]
                     if origins.integers or any(o.startswith("input ") for o in origins.floats):
                         self.checked.append(self._node[tensor])
+
+
+def _is_empty(value: Any) -> bool:
+    """As most attributes of a module are: flags, and tables of hooks without any."""
+    return type(value) in PLAIN or (type(value) in (dict, OrderedDict, list) and not value)
 
 
 def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
