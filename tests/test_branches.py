@@ -255,6 +255,19 @@ def tanh_for_each_row_beyond_a_great_length() -> Program:
 
 
 @program
+def tanh_at_lengths_of_a_set() -> Program:
+    return Program(block(lambda self, h, x: h.tanh() if x.shape[1] in {11, 13} else h))
+
+
+@program
+def tanh_at_lengths_of_a_set_of_its_own() -> Program:
+    """Too long to be tried, and what a set says cannot be inverted."""
+    model = block(lambda self, h, x: h.tanh() if x.shape[1] in self.special else h)
+    model.special = {11, 1000}
+    return Program(model, units=INNER)
+
+
+@program
 def doubled_for_long_inputs() -> Program:
     """Fits every scale: nothing is pinned."""
     return Program(block(lambda self, h, x: h * 2 if x.shape[1] > 10 else h), units=WIDTH + ALWAYS)
@@ -324,6 +337,20 @@ def test_outputs_keep_at_all_sizes(name: str) -> None:
     torch.manual_seed(0)
     built = PROGRAMS[name]()
     assert check_at_all_sizes(built).num_units == built.units
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tanh_for_very_long_inputs",
+        "tanh_for_each_row_beyond_a_great_length",
+        "what_is_beyond_a_length_is_sorted_out",
+        "tanh_for_short_inputs_while_training",
+    ],
+)
+def test_outputs_keep_where_a_model_is_exported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathcond.capture.graph.LARGEST_BATCH", 0)
+    test_outputs_keep_at_all_sizes(name)
 
 
 TESTS: dict[str, Callable[[int, int], bool]] = {

@@ -74,11 +74,6 @@ class CallSequence:
             # Of such outputs nothing is known: they equal no others.
             self._tokens.append(object())
 
-    def input_of(self, tensor: Tensor) -> Any:
-        """Which of the inputs a tensor is; None for all others."""
-        origin = self._known.get(tensor)
-        return origin if isinstance(origin, tuple) and origin[0] == "input" else None
-
     def _know(self, values: Any, origin: Any) -> None:
         for position, leaf in enumerate(tree_leaves(values)):
             # What a call returns unchanged, or wrote into, is known by that call from now on.

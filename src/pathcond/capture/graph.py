@@ -104,7 +104,8 @@ def capture_watched(
 
     Returns:
         The graphs; and the watch, or None where it has to be a run of its own, because the model
-        was captured without values, or random numbers decide what it does.
+        was captured without values, or random numbers decide what it does. With outcomes to invert
+        there is always one.
     """
     capturing = _Capture(
         model, example_inputs, training, watched=True, invert=invert, runnable=runnable
@@ -160,7 +161,8 @@ class _Capture:
     def all(self) -> list[Graph]:
         """The first graph, then those under other draws."""
         graphs = [self.first()]
-        watch = self.watch if self._way == "run" and not self.drawn else None
+        is_whole = self._way == "run" and not self.drawn
+        watch = self.watch if is_whole or self.invert else None
         if self.drawn:
             graphs += [self.again(plan) for plan in plans(self.drawn)]
         self.watch = watch

@@ -31,6 +31,8 @@ class Watcher(Protocol):
 
     def note_loop(self, bounds: tuple[Any, ...], turns: range, frame: FrameType) -> range: ...
 
+    def note_lookup(self, number: Any, frame: FrameType) -> None: ...
+
 
 class _Running(threading.local):
     """The watch of this thread, if there is one."""
@@ -59,7 +61,11 @@ class WatchedInt(int):
     def __deepcopy__(self, memo: Any) -> int:
         return int(self)
 
-    __hash__ = int.__hash__
+    def __hash__(self) -> int:
+        """Whoever looks a number up in a set compares it with all that are in there."""
+        if running.watch is not None:
+            running.watch.note_lookup(self, sys._getframe(1))
+        return int.__hash__(self)
 
 
 class WatchedFloat(float):

@@ -23,6 +23,7 @@ import functools
 import linecache
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -75,6 +76,7 @@ PASSING_ON = frozenset(
 # Instructions that test a value; all others that compare (a look-up in a dict, say) decide nothing.
 TESTS = ("COMPARE_OP", "CONTAINS_OP", "POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
 TESTING_CALL = re.compile(r"\b(bool|any|all|min|max|sort|sorted|bisect\w*)\s*\(")
+PREPARING = 4  # bytes between PRECALL and CALL
 # A test that is inverted in a loop may never end it.
 MAX_INVERTED = 1000
 
@@ -206,14 +208,13 @@ class Watch(TorchFunctionMode):
 
     def sizes_of(self, tensor: Tensor, found: Any, axis: int | None = None) -> Any:
         """Sizes of a tensor along all axes or one, as numbers that remember it."""
-        whose = self.calls.input_of(tensor)
         sources = frozenset([BY_VALUES]) if tensor in self._sized_by_values else frozenset()
         if isinstance(found, torch.Size):
-            return torch.Size([as_size(size, (whose, i), sources) for i, size in enumerate(found)])
+            return torch.Size([as_size(size, i, sources) for i, size in enumerate(found)])
         if axis is not None:
             with torch._C.DisableTorchFunction():
                 axis %= tensor.dim()
-        return as_size(found, (whose, axis), sources)
+        return as_size(found, axis, sources)
 
     def _is_sized_by_values(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether a call returns tensors that are as long as some values say."""
@@ -245,13 +246,7 @@ class Watch(TorchFunctionMode):
         def plain(number: Any) -> Any:
             value = bare(number)
             if frame is not None:
-                place = Place(
-                    frame.f_code.co_filename,
-                    frame.f_lineno,
-                    frame.f_lasti,
-                    len(entered) + 1,
-                    number.form,
-                )
+                place = _place(frame, part=len(entered) + 1, form=number.form)
                 differs = self._note(place, (value, 0), number.sources, value != 0, numeric=True)
                 value = value if differs == (value != 0) else 1
             entered.append(value)
@@ -273,7 +268,7 @@ class Watch(TorchFunctionMode):
                 if before and not after
             ]
             sources = frozenset(empty or whole.shape)
-        place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_lasti, 0)
+        place = _place(frame, part=0)
         self._note(place, (float(not empty), 0), sources, not empty, forcible=False)
 
     def note_loop(self, bounds: tuple[Any, ...], turns: range, frame: FrameType) -> range:
@@ -281,12 +276,22 @@ class Watch(TorchFunctionMode):
         if is_library(frame.f_code.co_filename) or is_own(frame):
             return turns
         form = hash(tuple(map(form_of, bounds)))
-        place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_lasti, 1, form)
+        place = _place(frame, part=1, form=form)
         sources = frozenset().union(*(b.sources for b in bounds if is_watched(b)))
         entered = plain_len(turns) != 0
         if self._note(place, (plain_len(turns), 0), sources, entered, numeric=True) == entered:
             return turns
         return plain_range(turns.start, turns.start + turns.step, turns.step)
+
+    def note_lookup(self, number: Any, frame: FrameType) -> None:
+        """Note the comparisons of a size with the numbers in a set."""
+        if is_library(frame.f_code.co_filename) or is_own(frame) or is_check(frame):
+            return
+        for member in _set_looked_into(frame):
+            if type(member) in (int, float):
+                place = _place(frame, form=hash((form_of(number), repr(member))))
+                operands = (bare(number), member)
+                self._note(place, operands, number.sources, operands[0] == member, forcible=False)
 
     def note_test(self, operands: tuple[Any, Any], outcome: bool) -> bool:
         """Note a test of sizes, and say how it comes out."""
@@ -296,7 +301,7 @@ class Watch(TorchFunctionMode):
             return outcome
         sources = [number.sources for number in operands if is_watched(number)]
         form = hash(tuple(map(form_of, operands)))
-        place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_lasti, form=form)
+        place = _place(frame, form=form)
         values = (bare(operands[0]), bare(operands[1]))
         alike = len(sources) == 2 and sources[0] == sources[1] and values[0] == values[1]
         return self._note(
@@ -357,7 +362,7 @@ def _kind_of_test(frame: FrameType) -> str | None:
     """
     if is_library(frame.f_code.co_filename) or is_check(frame):
         return None
-    instruction = _instruction(frame.f_code, frame.f_lasti)
+    instruction = _instruction(frame.f_code, _at(frame))
     if instruction.startswith(TESTS):
         return "test"
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
@@ -365,6 +370,42 @@ def _kind_of_test(frame: FrameType) -> str | None:
         return "choice"
     found = TESTING_CALL.search(line)
     return None if found is None else "test" if found[1] in ("bool", "any", "all") else "choice"
+
+
+def _set_looked_into(frame: FrameType) -> Iterable[Any]:
+    """What is in the set behind ``in``, if that is written there: a literal, a global name, or an
+    attribute of ``self``.
+    """
+    steps = _steps(frame.f_code)
+    at = next(i for i, step in enumerate(steps) if step.offset == _at(frame))
+    if steps[at].opname != "CONTAINS_OP" or at < 2:
+        return ()
+    before, last = steps[at - 2 : at]
+    found: Any = None
+    if last.opname == "LOAD_CONST":
+        found = last.argval
+    elif last.opname == "LOAD_GLOBAL":
+        found = frame.f_globals.get(last.argval)
+    elif last.opname == "LOAD_ATTR" and before.argval == "self":
+        found = getattr(frame.f_locals.get("self"), last.argval, None)
+    return found if isinstance(found, (set, frozenset)) else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _steps(code: CodeType) -> list[dis.Instruction]:
+    return list(dis.get_instructions(code))
+
+
+def _place(frame: FrameType, *, part: int = -1, form: int = 0) -> Place:
+    return Place(frame.f_code.co_filename, frame.f_lineno, _at(frame), part, form)
+
+
+def _at(frame: FrameType) -> int:
+    """Where a frame is. Python 3.11 prepares calls by an instruction of its own, and makes some of
+    them there once it has seen them often enough.
+    """
+    at = frame.f_lasti
+    return at + PREPARING if _instruction(frame.f_code, at) == "PRECALL" else at
 
 
 @functools.lru_cache(maxsize=4096)

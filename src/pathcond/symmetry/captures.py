@@ -16,6 +16,7 @@ from ..capture.graph import capture_watched
 from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node, is_empty
 from ..capture.outputs import require_fitting_types
+from ..capture.watching import Place
 from ..errors import UnsupportedModelError
 from ..opaque.around import Around, capture_around
 from ..trees import tree_leaves, tree_map
@@ -145,17 +146,16 @@ def _capture(model: nn.Module, way: Way, modes: Sequence[bool] = (False, True)) 
             return _join_modes(
                 example, capture_around(model, example.inputs, modes=modes, runnable=runnable)
             )
-        graphs = [
-            graph
-            for training in modes
-            for graph in capture_watched(
-                model,
-                example.inputs,
-                training=training,
-                invert=way.invert,
-                runnable=runnable,
-            )[0]
-        ]
+        graphs: list[Graph] = []
+        met: set[Place] = set()
+        for training in modes:
+            found, watch = capture_watched(
+                model, example.inputs, training=training, invert=way.invert, runnable=runnable
+            )
+            graphs += found
+            met |= watch.met if watch is not None else set()
+        if not way.invert <= met:
+            raise UnsupportedModelError("an outcome that was put in place did not come up again")
         return Captured(example=example, graphs=tuple(graphs))
     except UnsupportedModelError:
         if len(modes) == 1 or example.given:
