@@ -248,7 +248,10 @@ def _checked_lines(source: str) -> frozenset[int]:
     others: set[int] = set()
     for node in nodes:
         if isinstance(node, ast.Assert) or (
-            isinstance(node, ast.If) and _raises(node.body) and not _lets_out(node, functions, tree)
+            isinstance(node, ast.If)
+            and _raises(node.body)
+            and (isinstance(node.body[-1], ast.Raise) or _raises(node.orelse))
+            and not _lets_out(node, functions, tree)
         ):
             # A walrus takes the value out of the test.
             kept = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test))
@@ -287,9 +290,13 @@ def _lets_out(test: ast.If, functions: Iterable[ast.FunctionDef], tree: ast.Modu
     inside = set(map(id, ast.walk(test)))
     around = [function for function in functions if test.lineno in _lines(function)]
     scope: ast.AST = max(around, key=lambda function: function.lineno, default=tree)  # type: ignore[arg-type, type-var]
-    names = [name for name in ast.walk(scope) if isinstance(name, ast.Name)]
+    parts = list(ast.walk(scope))
+    names = [name for name in parts if isinstance(name, ast.Name)]
     assigned = {name.id for name in names if id(name) in inside and isinstance(name.ctx, ast.Store)}
-    return any(name.id in assigned for name in names if id(name) not in inside)
+    shared = [part for part in parts if isinstance(part, (ast.Global, ast.Nonlocal))]
+    return any(name.id in assigned for name in names if id(name) not in inside) or any(
+        assigned.intersection(part.names) for part in shared
+    )
 
 
 def _only_talks(statement: ast.stmt) -> bool:
@@ -298,11 +305,14 @@ def _only_talks(statement: ast.stmt) -> bool:
         return True
     if isinstance(statement, ast.If):
         return all(map(_only_talks, [*statement.body, *statement.orelse]))
-    if isinstance(statement, (ast.Assign, ast.AugAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    if isinstance(statement, ast.AugAssign):  # of a tensor it would write in place
+        return isinstance(statement.value, ast.JoinedStr) or (
+            isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
+        )
+    if isinstance(statement, ast.Assign):
         calls = [part.func for part in ast.walk(statement.value) if isinstance(part, ast.Call)]
         harmless = all(isinstance(called, ast.Name) and called.id == "getattr" for called in calls)
-        return harmless and all(isinstance(target, ast.Name) for target in targets)
+        return harmless and all(isinstance(target, ast.Name) for target in statement.targets)
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     called = statement.value.func

@@ -114,7 +114,8 @@ def returned_leaves(outputs: Any, *, caches: bool = True) -> list[Any]:
 
 
 def _leaves(value: Any, caches: bool, seen: list[Any]) -> list[Any]:
-    if value is None or type(value) in PLAIN or isinstance(value, enum.Enum):
+    # Numbers may be sizes that a capture watches.
+    if value is None or type(value) in PLAIN or isinstance(value, (int, float, enum.Enum)):
         return [value]
     if isinstance(value, Tensor):
         return [

@@ -7,6 +7,7 @@ comparisons and truth values are told to the watch of the thread, which says how
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 import sys
 import threading
@@ -27,7 +28,7 @@ class Watcher(Protocol):
 
     def sizes_of(self, tensor: Tensor, found: Any, axis: int | None = None) -> Any: ...
 
-    def note_test(self, operands: tuple[Any, Any], outcome: bool) -> bool: ...
+    def note_test(self, operands: tuple[Any, Any], outcome: bool, *, orders: bool) -> bool: ...
 
     def note_loop(self, bounds: tuple[Any, ...], turns: range, frame: FrameType) -> range: ...
 
@@ -50,10 +51,12 @@ class WatchedInt(int):
     Attributes:
         sources: The sizes of tensors that it was computed from.
         form: How it was computed: equal for numbers that come of the same axes by the same steps.
+        positive: Whether it is the size of a tensor that is never empty.
     """
 
     sources: frozenset[int]
     form: int
+    positive: bool = False
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
@@ -113,9 +116,15 @@ def _watched(value: Any, sources: frozenset[int], form: Any) -> Any:
     return watched
 
 
-def as_size(size: int, form: Any, sources: frozenset[int] = frozenset()) -> Any:
+def as_size(
+    size: int, form: Any, sources: frozenset[int] = frozenset(), *, positive: bool = False
+) -> Any:
     """A size as a number that remembers it, and further sources."""
-    return _watched(size, sources | {size}, form) if type(size) is int else size
+    if type(size) is not int:
+        return size
+    watched = _watched(size, sources | {size}, ("size", form))
+    watched.positive = positive
+    return watched
 
 
 def watched_len(values: Any, /) -> int:
@@ -183,16 +192,31 @@ def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any
         if not isinstance(other, (int, float)):
             return NotImplemented
         outcome = compare(bare(self), bare(other))
-        return outcome if running.watch is None else running.watch.note_test((self, other), outcome)
+        if running.watch is None or _is_always_so(compare, self, other):
+            return outcome
+        orders = compare not in EQUALITY
+        return running.watch.note_test((self, other), outcome, orders=orders)
 
     return method
 
 
+def _is_always_so(compare: Callable[[Any, Any], bool], number: Any, limit: Any) -> bool:
+    """Whether a test comes out one way for every size of a tensor that is not empty."""
+    if not getattr(number, "positive", False) or is_watched(limit):
+        return False
+    if compare in EQUALITY:
+        return bool(limit < 1)
+    return compare(1, limit) == compare(math.inf, limit)
+
+
 def _truth(self: Any) -> bool:
     outcome = bool(bare(self))
-    return outcome if running.watch is None else running.watch.note_test((self, 0), outcome)
+    if running.watch is None or _is_always_so(operator.ne, self, 0):
+        return outcome
+    return running.watch.note_test((self, 0), outcome, orders=False)
 
 
+EQUALITY = (operator.eq, operator.ne)
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 BITWISE = ("and_", "or_", "xor", "lshift", "rshift")
 UNARY: dict[str, Callable[..., Any]] = {
@@ -204,6 +228,11 @@ UNARY: dict[str, Callable[..., Any]] = {
     "floor": lambda x: x.__floor__(),
     "trunc": lambda x: x.__trunc__(),
 }
+METHODS: dict[type, dict[str, Callable[..., Any]]] = {
+    WatchedInt: {"bit_length": int.bit_length, "bit_count": int.bit_count},
+    # one or zero, so that a test of it is one of a number
+    WatchedFloat: {"is_integer": lambda x: int(x.is_integer())},
+}
 for _type in (WatchedInt, WatchedFloat):
     for _name in (*BINARY, *(BITWISE if _type is WatchedInt else ())):
         _compute = getattr(operator, _name)
@@ -211,6 +240,9 @@ for _type in (WatchedInt, WatchedFloat):
         setattr(_type, f"__r{_name.rstrip('_')}__", _arithmetic(_compute, reflected=True))
     for _name, _compute in (UNARY | {"divmod": divmod}).items():
         setattr(_type, f"__{_name}__", _arithmetic(_compute))
+    setattr(_type, "__rdivmod__", _arithmetic(divmod, reflected=True))  # noqa: B010
+    for _name, _compute in METHODS[_type].items():
+        setattr(_type, _name, _arithmetic(_compute))
     for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(_type, f"__{_name}__", _comparison(getattr(operator, _name)))
     setattr(_type, "__bool__", _truth)  # noqa: B010

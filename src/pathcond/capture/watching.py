@@ -23,6 +23,7 @@ import functools
 import linecache
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -52,7 +53,17 @@ from .watched import (
 )
 
 # What returns sizes of a tensor.
-SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement))  # type: ignore[attr-defined]
+SIZES = frozenset(
+    (
+        *(Tensor.shape.__get__, Tensor.size, Tensor.__len__),  # type: ignore[attr-defined]
+        *(Tensor.numel, Tensor.nelement, torch.numel, Tensor.nbytes.__get__),  # type: ignore[attr-defined]
+    )
+)
+INDEXING = ("__getitem__", "__setitem__")
+# What returns pieces of a tensor, some of which may be empty.
+CUTTING = frozenset(
+    ("split", "split_with_sizes", "tensor_split", "chunk", "narrow", "hsplit", "vsplit", "dsplit")
+)
 # Among the sources of a number: it is the size of a tensor that is as long as some values say.
 BY_VALUES = -1
 # What returns such tensors, and what passes them on.
@@ -75,7 +86,7 @@ PASSING_ON = frozenset(
 )
 # Instructions that test a value; all others that compare (a look-up in a dict, say) decide nothing.
 TESTS = ("COMPARE_OP", "CONTAINS_OP", "POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
-TESTING_CALL = re.compile(r"\b(bool|any|all|min|max|sort|sorted|bisect\w*)\s*\(")
+TESTING_CALL = re.compile(r"\b(bool|any|all|min|max|eq|ne)\s*\(")
 PREPARING = 4  # bytes between PRECALL and CALL
 # A test that is inverted in a loop may never end it.
 MAX_INVERTED = 1000
@@ -88,7 +99,9 @@ class Place:
     Attributes:
         file, line: Of the code.
         instruction: Which of the line's tests or calls.
-        part: Which number of a call; 0 for its result, -1 for a test.
+        part: Which number of a call, or which of its results; -1 for a test.
+        caller: Stands for the calls that led there, and for the code itself: lambdas may share a
+            line, and one function may be called for several reasons.
         form: How the number, or both sides of the test, were computed from sizes and plain numbers:
             one line may use several in a loop.
     """
@@ -97,6 +110,7 @@ class Place:
     line: int
     instruction: int
     part: int = -1
+    caller: int = 0
     form: int = 0
 
     def __str__(self) -> str:
@@ -152,9 +166,11 @@ class Watch(TorchFunctionMode):
         self.met: set[Place] = set()
         self.last: Place | None = None
         self.calls = CallSequence(model)
+        self._model = model
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._noted: dict[Decision, None] = {}
         self._sized_by_values = WeakTensorKeyDictionary()
+        self._may_be_empty = WeakTensorKeyDictionary()
         self._inversions = 0
 
     @property
@@ -195,26 +211,30 @@ class Watch(TorchFunctionMode):
         )
         self.last = None
         result = func(*plain_args, **plain_kwargs)
-        if func is Tensor.__getitem__:
-            self._note_cut(args[0], result)
+        pieces = self._note_pieces(func, plain_args, plain_kwargs, result)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if self._is_sized_by_values(func, plain_args, plain_kwargs):
-            self._sized_by_values.update(
-                (leaf, True) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)
-            )
+            self._sized_by_values.update((tensor, True) for tensor in made)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if pieces or any(t in self._may_be_empty or t in self._sized_by_values for t in given):
+            self._may_be_empty.update((tensor, True) for tensor in made)
         numbers = iter(entered if not _pads_with_zeros(func, args, kwargs) else [1] * len(entered))
         signed_args, signed_kwargs = replace_watched((args, kwargs), lambda _: _sign(next(numbers)))
-        self.calls.add(func, signed_args, signed_kwargs, result)
+        self.calls.add(func, signed_args, {**signed_kwargs, "pieces": pieces}, result)
         return result
 
     def sizes_of(self, tensor: Tensor, found: Any, axis: int | None = None) -> Any:
         """Sizes of a tensor along all axes or one, as numbers that remember it."""
         sources = frozenset([BY_VALUES]) if tensor in self._sized_by_values else frozenset()
+        positive = not sources and tensor not in self._may_be_empty
         if isinstance(found, torch.Size):
-            return torch.Size([as_size(size, i, sources) for i, size in enumerate(found)])
+            return torch.Size(
+                [as_size(size, i, sources, positive=positive) for i, size in enumerate(found)]
+            )
         if axis is not None:
             with torch._C.DisableTorchFunction():
                 axis %= tensor.dim()
-        return as_size(found, axis, sources)
+        return as_size(found, axis, sources, positive=positive)
 
     def _is_sized_by_values(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether a call returns tensors that are as long as some values say."""
@@ -246,7 +266,7 @@ class Watch(TorchFunctionMode):
         def plain(number: Any) -> Any:
             value = bare(number)
             if frame is not None:
-                place = _place(frame, part=len(entered) + 1, form=number.form)
+                place = self._place(frame, part=len(entered) + 1, form=number.form)
                 differs = self._note(place, (value, 0), number.sources, value != 0, numeric=True)
                 value = value if differs == (value != 0) else 1
             entered.append(value)
@@ -254,29 +274,41 @@ class Watch(TorchFunctionMode):
 
         return replace_watched((args, kwargs), plain)  # type: ignore[no-any-return]
 
-    def _note_cut(self, whole: Tensor, part: Any) -> None:
-        """Note whether a slice is empty, as ``h[:, 10:]`` of an input that is not longer than
-        that.
+    def _note_pieces(
+        self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any
+    ) -> tuple[bool, ...]:
+        """Note which pieces of a tensor are not empty, as ``h[:, 10:]`` is of a short input, or
+        which axes have one element, where those are dropped.
         """
-        frame = _calling_frame()
-        if frame is None or not isinstance(part, Tensor) or part.dim() != whole.dim():
-            return
+        name = getattr(func, "__name__", "")
+        if name not in (*CUTTING, *INDEXING, "squeeze"):
+            return ()
+        whole, *others = [*args, *(kwargs[key] for key in ("input", "dim") if key in kwargs)]
         with torch._C.DisableTorchFunction():
-            empty = [
-                before
-                for before, after in zip(whole.shape, part.shape, strict=True)
-                if before and not after
-            ]
-            sources = frozenset(empty or whole.shape)
-        place = _place(frame, part=0)
-        self._note(place, (float(not empty), 0), sources, not empty, forcible=False)
+            sizes = tuple(whole.shape)
+            parts = [p.numel() for p in tree_leaves(result) if isinstance(p, Tensor)]
+        found: list[tuple[tuple[int, int], frozenset[int], bool]]
+        if name == "squeeze":
+            dims = tree_leaves(others) or range(plain_len(sizes))
+            dropped = [sizes[dim] for dim in dims] if sizes else []
+            found = [((size, 1), frozenset([size]), size == 1) for size in dropped]
+        else:
+            parts = _lengths_cut(sizes, args[1]) if name in INDEXING else parts
+            found = [((int(n > 0), 0), frozenset(sizes), n > 0) for n in parts if 0 not in sizes]
+        frame = _calling_frame() if found else None
+        if frame is not None:
+            for i, (operands, sources, outcome) in enumerate(found):
+                part = i if name != "squeeze" else -1
+                place = self._place(frame, part=part, form=hash((name, i)))
+                self._note(place, operands, sources, outcome, forcible=False)
+        return tuple(outcome for _, _, outcome in found)
 
     def note_loop(self, bounds: tuple[Any, ...], turns: range, frame: FrameType) -> range:
         """Note whether a loop has any turns, and say which it has."""
         if is_library(frame.f_code.co_filename) or is_own(frame):
             return turns
         form = hash(tuple(map(form_of, bounds)))
-        place = _place(frame, part=1, form=form)
+        place = self._place(frame, part=1, form=form)
         sources = frozenset().union(*(b.sources for b in bounds if is_watched(b)))
         entered = plain_len(turns) != 0
         if self._note(place, (plain_len(turns), 0), sources, entered, numeric=True) == entered:
@@ -289,19 +321,26 @@ class Watch(TorchFunctionMode):
             return
         for member in _set_looked_into(frame):
             if type(member) in (int, float):
-                place = _place(frame, form=hash((form_of(number), repr(member))))
+                place = self._place(frame, form=hash((form_of(number), repr(member))))
                 operands = (bare(number), member)
                 self._note(place, operands, number.sources, operands[0] == member, forcible=False)
 
-    def note_test(self, operands: tuple[Any, Any], outcome: bool) -> bool:
-        """Note a test of sizes, and say how it comes out."""
+    def note_test(self, operands: tuple[Any, Any], outcome: bool, *, orders: bool) -> bool:
+        """Note a test of sizes, and say how it comes out.
+
+        Args:
+            operands: What is compared.
+            outcome: How.
+            orders: Whether it asks which of them is larger.
+        """
         frame = next(iter(frames()), None)
-        kind = _kind_of_test(frame) if frame is not None else None
+        kind = _kind_of_test(frame, orders) if frame is not None else None
         if frame is None or kind is None:
+            self.last = None
             return outcome
         sources = [number.sources for number in operands if is_watched(number)]
         form = hash(tuple(map(form_of, operands)))
-        place = _place(frame, form=form)
+        place = self._place(frame, form=form)
         values = (bare(operands[0]), bare(operands[1]))
         alike = len(sources) == 2 and sources[0] == sources[1] and values[0] == values[1]
         return self._note(
@@ -312,6 +351,20 @@ class Watch(TorchFunctionMode):
             alike=alike,
             forcible=kind == "test",
         )
+
+    def _place(self, frame: FrameType, *, part: int = -1, form: int = 0) -> Place:
+        calls = []
+        outer: FrameType | None = frame
+        while outer is not None and not self._calls_model(outer):
+            if not is_library(outer.f_code.co_filename):
+                calls.append((outer.f_code, _at(outer)))
+            outer = outer.f_back
+        caller = hash(tuple(calls))
+        return Place(frame.f_code.co_filename, frame.f_lineno, _at(frame), part, caller, form)
+
+    def _calls_model(self, frame: FrameType) -> bool:
+        called = frame.f_code is nn.Module._call_impl.__code__
+        return called and frame.f_locals.get("self") is self._model
 
     def _note(
         self,
@@ -341,6 +394,25 @@ class Watch(TorchFunctionMode):
         return outcome
 
 
+def _lengths_cut(sizes: tuple[int, ...], index: Any) -> list[int]:
+    """How many elements are left along each axis that is cut by a slice."""
+    indices = index if isinstance(index, tuple) else (index,)
+    taken = [_axes_taken(i) for i in indices]
+    found, axis = [], 0
+    for i, axes in zip(indices, taken, strict=True):
+        if isinstance(i, slice) and i != slice(None):
+            found.append(plain_len(plain_range(*i.indices(sizes[axis]))))
+        axis += axes if i is not Ellipsis else plain_len(sizes) - sum(taken)
+    return found
+
+
+def _axes_taken(index: Any) -> int:
+    """How many axes of a tensor one of its indices is for; a mask stands for all of its own."""
+    if index is None or index is Ellipsis or isinstance(index, bool):
+        return 0
+    return index.dim() if isinstance(index, Tensor) and index.dtype in MASKS else 1
+
+
 def _pads_with_zeros(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether a call pads with zeros, which fit every scale: it does not matter how many there
     are.
@@ -352,11 +424,16 @@ def _pads_with_zeros(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 def _calling_frame() -> FrameType | None:
-    """The line of the user's code that calls torch."""
-    return next((f for f in frames() if not is_library(f.f_code.co_filename)), None)
+    """The line of the user's code that calls torch; None where torch calls itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame):
+        frame = frame.f_back
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame if frame is not None and not is_own(frame) else None
 
 
-def _kind_of_test(frame: FrameType) -> str | None:
+def _kind_of_test(frame: FrameType, orders: bool) -> str | None:
     """ "test", or "choice" (of the larger of two numbers, say); None where nothing depends on the
     outcome but an exception or a look-up.
     """
@@ -366,10 +443,11 @@ def _kind_of_test(frame: FrameType) -> str | None:
     if instruction.startswith(TESTS):
         return "test"
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-    if not line and instruction.startswith("CALL"):  # without its source it may be any function
-        return "choice"
     found = TESTING_CALL.search(line)
-    return None if found is None else "test" if found[1] in ("bool", "any", "all") else "choice"
+    if found is not None and found[1] in ("bool", "any", "all"):
+        return "test"
+    # Look-ups ask for equality alone. Without its source a call may be any.
+    return "choice" if orders or found or (not line and instruction.startswith("CALL")) else None
 
 
 def _set_looked_into(frame: FrameType) -> Iterable[Any]:
@@ -394,10 +472,6 @@ def _set_looked_into(frame: FrameType) -> Iterable[Any]:
 @functools.lru_cache(maxsize=1024)
 def _steps(code: CodeType) -> list[dis.Instruction]:
     return list(dis.get_instructions(code))
-
-
-def _place(frame: FrameType, *, part: int = -1, form: int = 0) -> Place:
-    return Place(frame.f_code.co_filename, frame.f_lineno, _at(frame), part, form)
 
 
 def _at(frame: FrameType) -> int:

@@ -17,9 +17,10 @@ inputs, and closed. What is left is not followed: all that it might touch must s
 
 from __future__ import annotations
 
+import dis
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -32,6 +33,8 @@ from .sizes import Axes, Example, OtherSizes, is_on_cpu, run_lightly
 # Examples that are captured beside the usual ones, and trial runs to find them.
 MAX_WAYS = 6
 MAX_TRIALS = 16
+# Numbers in the inputs of a run that only looks whether sizes vary.
+LARGE = 2**16
 # The largest sizes to try, unless twice the example's is more.
 LONGEST = 64
 LARGEST_BATCH = 16
@@ -116,6 +119,7 @@ def find_other_ways(
         force: Whether outcomes may be put in the place of others.
     """
     search = _Search(model, sizes, list(runs))
+    search.probe()
     search.try_sizes()
     if force:
         search.try_forcing()
@@ -142,19 +146,20 @@ def watch_run(model: nn.Module, example: Example) -> Run:
 
 
 def _run(model: nn.Module, example: Example, invert: frozenset[Place] = frozenset()) -> Run:
-    """Run a model in eval mode, and unless it fails in train mode; there it may fail."""
+    """Run a model in eval mode and, unless it fails, in train mode, if it does not fail there."""
     # Where outcomes were put in place, indices may point beyond what they are for.
     run_on = replace(example, runnable=False) if invert and not is_on_cpu(model) else example
-    watches = []
+    watches: list[Watch] = []
     for training in (False, True):
         watch = Watch(model, invert)
-        watches.append(watch)
         try:
             run_lightly(model, run_on, training=training, call=watch.call)
         # Whatever a model raises on sizes, or on a way, that it was not made for.
         except Exception as error:
             if not training:
-                return Run(example, tuple(watches), error)
+                return Run(example, (watch,), error)
+        else:
+            watches.append(watch)
     return Run(example, tuple(watches))
 
 
@@ -182,24 +187,32 @@ class _Search:
     trials: int = 0
 
     def _try(self, example: Example, invert: frozenset[Place] = frozenset()) -> bool:
-        """Whether a run shows the other outcome of an open decision. If so it is kept, and the way
-        that it takes as well, if no other run took that.
-        """
+        """Whether a run shows the other outcome of an open decision. If so it is kept."""
         run = _run(self.model, example, invert)
         if run.error is not None:
             last = run.watches[0].last
-            self.checks |= {last} if last is not None else set()
+            if last is not None and _is_raised_on_purpose(run.error):
+                self.checks.add(last)
             return False
         shown = self._shown(run)
-        if not shown:
-            return False
+        if shown:
+            self._keep(run, invert, shown)
+        return bool(shown)
+
+    def _keep(
+        self,
+        run: Run,
+        invert: frozenset[Place] = frozenset(),
+        shown: tuple[Decision, ...] = (),
+    ) -> None:
+        """Keep a run, and the way that it takes, if no other run took that."""
         if run.calls not in [other.calls for other in self.runs]:
+            example = run.example
             # What a run with other outcomes returns means nothing.
             example = Example(example.inputs, given=False, runnable=False) if invert else example
             self.ways.append(Way(example=example, invert=invert, shows=shown))
         # Kept with the example itself: what differs between two runs on it does not differ by size.
         self.runs.append(run)
-        return True
 
     def open(self) -> list[Decision]:
         """Decisions that depend on the input's size and have come out alike so far, one for each
@@ -208,8 +221,8 @@ class _Search:
         several = len({id(run.example) for run in self.runs}) > 1
         return [
             decisions[0][1]
-            for (place, _), decisions in self._by_place().items()
-            if place not in self.checks
+            for decisions in self._by_place().values()
+            if not any(decision.place in self.checks for _, decision in decisions)
             and (several or _is_by_values(decisions))
             and _is_one_sided(decisions)
             and not self._is_identity(decisions)
@@ -225,12 +238,14 @@ class _Search:
         return not by_chance and all(d.alike for _, d in decisions)
 
     def _by_place(self) -> dict[tuple[Place, str], list[tuple[Example, Decision]]]:
+        """All decisions by what identifies them; by their line, where nothing else does."""
+        made = [(run.example, decision) for run in self.runs for decision in run.decisions]
+        key = _keys(self.runs)
+        keys = {key(decision) for _, decision in made}
         found: dict[tuple[Place, str], list[tuple[Example, Decision]]] = {}
-        for run in self.runs:
-            for decision in run.decisions:
-                found.setdefault((decision.place, decision.module), []).append(
-                    (run.example, decision)
-                )
+        for example, decision in made:
+            for known in {key(decision), _line(decision)} & keys:
+                found.setdefault(known, []).append((example, decision))
         return found
 
     def _example_of(self, decision: Decision) -> Example:
@@ -238,10 +253,37 @@ class _Search:
 
     def _shown(self, run: Run) -> tuple[Decision, ...]:
         """The open decisions that come out the other way in a run."""
-        outcomes = set().union(*map(_outcomes, run.watches))
-        return tuple(d for d in self.open() if (d.place, d.module, not d.outcome) in outcomes)
+        key = _keys([*self.runs, run])
+        outcomes = {(known, d.outcome) for d in run.decisions for known in (key(d), _line(d))}
+        return tuple(d for d in self.open() if (key(d), not d.outcome) in outcomes)
 
     # -- real sizes --------------------------------------------------------------------------------
+
+    def probe(self) -> None:
+        """Where sizes that decide are the same on all examples, look at small and at large ones:
+        it may be by chance, as the last four rows of 8 and of 5 are four.
+        """
+        if not any(map(self._may_be_by_chance, self._by_place().values())):
+            return
+        example = self.runs[0].example
+        several = [axes for axes in self.sizes.axes if len(axes.places) > 1]
+        alone = [replace(axes, places=(place,)) for axes in several for place in axes.places]
+        changes = [(axes, 2 * axes.size + 1) for axes in self.sizes.axes]
+        for axes, size in [*((axes, 1) for axes in (*self.sizes.axes, *alone)), *changes]:
+            if size != axes.size and size * example.numel() <= axes.size * LARGE:
+                run = _run(self.model, self.sizes.resize(example, axes, size))
+                if run.error is None:
+                    self._keep(run)
+
+    def _may_be_by_chance(self, decisions: Sequence[tuple[Example, Decision]]) -> bool:
+        """Whether a decision came out alike because what decides is the same on all examples."""
+        outcomes = {decision.outcome for _, decision in decisions}
+        first = decisions[0][1]
+        return (
+            len(outcomes) == 1
+            and not (first.place.part >= 0 and first.outcome)
+            and (not _is_one_sided(decisions) or self._is_identity(decisions))
+        )
 
     def try_sizes(self) -> None:
         """Look for sizes at which open decisions come out the other way."""
@@ -296,7 +338,7 @@ class _Search:
         """Sizes at which the two sides of a test meet, if their difference is a straight line over
         the size.
         """
-        same_place = self._by_place()[decision.place, decision.module]
+        same_place = self._by_place()[_keys(self.runs)(decision)]
         points: dict[int, float] = {}
         for example, other in same_place:
             if self.sizes.apply_to(example):
@@ -337,9 +379,44 @@ class _Search:
         return self._try(example, frozenset().union(*({d.place} | d.inverted for d in decisions)))
 
 
+def _is_raised_on_purpose(error: Exception) -> bool:
+    """Whether an error comes of a ``raise`` or ``assert``, not of a call that cannot be made."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+
+
 def _is_worth_trying(axes: Axes, size: int, other: int) -> bool:
     longest = max(LARGEST_BATCH if axes.batch else LONGEST, 2 * size + 1)
     return 0 < other <= longest and other != size
+
+
+def _keys(runs: Sequence[Run]) -> Callable[[Decision], tuple[Place, str]]:
+    """What identifies a decision across runs: its place and module. A form that some run does not
+    have was made with a number that depends on sizes itself, the counter of a loop say, and
+    identifies nothing.
+    """
+    forms: dict[tuple[Place, str], set[int]] = {}
+    for run in runs:
+        here: dict[tuple[Place, str], set[int]] = {}
+        for d in run.decisions:
+            here.setdefault(_line(d), set()).add(d.place.form)
+        for line, found in here.items():
+            forms[line] = forms[line] & found if line in forms else found
+
+    def key(d: Decision) -> tuple[Place, str]:
+        line = _line(d)
+        return (d.place, d.module) if d.place.form in forms[line] else line
+
+    return key
+
+
+def _line(decision: Decision) -> tuple[Place, str]:
+    """The place of a decision, whatever numbers are compared there, and its module."""
+    return replace(decision.place, form=0), decision.module
 
 
 def _decide_alike(one: Watch, other: Watch) -> bool:

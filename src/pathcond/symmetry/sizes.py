@@ -18,6 +18,7 @@ equations of both captures must hold.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,9 @@ from ..interrupts import uninterrupted
 SMALL = 3
 # Sizes up to this one are doubled, if the model takes no smaller ones.
 SHORT = 64
+# Axes of one size of which all combinations are tried, and sizes for each.
+MANY = 4
+FEW = 2
 # Batch sizes of derived examples: small, so that they cost little, and not the usual two.
 BATCHES = (3, 5, 7)
 
@@ -56,6 +60,11 @@ class Example:
     given: bool = True
     runnable: bool = True
 
+    def numel(self) -> int:
+        """Numbers in all tensors of the inputs."""
+        leaves = tree_flatten(as_call(self.inputs))[0]
+        return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -66,17 +75,45 @@ class Axes:
         size: Their size in the example.
         others: Sizes to try, the preferred one first.
         batch: Whether samples lie along them.
+        followers: Axes of another size that must change with them: twice as long, or longer by one.
     """
 
     places: tuple[tuple[int, int], ...]
     size: int
     others: tuple[int, ...]
     batch: bool = False
+    followers: tuple[Follower, ...] = ()
+
+    def resized(self, size: int) -> Iterator[tuple[int, int, int]]:
+        """(position of the tensor, axis, its size) of all that changes, if these get a size."""
+        yield from ((at, axis, size) for at, axis in self.places)
+        for follower in self.followers:
+            yield from follower.resized(self.size, size)
 
     def size_in(self, example: Example) -> int:
         """Their size in another example of the same structure."""
         at, axis = self.places[0]
         return int(tree_flatten(as_call(example.inputs))[0][at].shape[axis])
+
+
+@dataclass(frozen=True)
+class Follower:
+    """Axes that are as many times as long as others, or longer by as much, whatever their size.
+
+    Attributes:
+        places: (position of the tensor among the inputs, axis) pairs.
+        size: Their size in the example.
+        times: Whether the ratio stays; else the difference does.
+    """
+
+    places: tuple[tuple[int, int], ...]
+    size: int
+    times: bool
+
+    def resized(self, before: int, after: int) -> Iterator[tuple[int, int, int]]:
+        """As of ``Axes``, where the axes that are followed change from one size to another."""
+        size = self.size * after // before if self.times else self.size + after - before
+        yield from ((at, axis, max(size, 0)) for at, axis in self.places)
 
 
 @dataclass(frozen=True)
@@ -118,25 +155,58 @@ def find_other_sizes(model: nn.Module, example_inputs: Inputs) -> OtherSizes:
         example_inputs: Tensor, tuple of positional inputs or dict of keyword inputs.
     """
     example = Example(example_inputs)
+    groups = list(_groups(tree_flatten(as_call(example_inputs))[0]))
     accepted: list[tuple[Axes, int]] = []
     together = True  # whether the model takes all changes at once
-    for axes in _groups(tree_flatten(as_call(example_inputs))[0]):
-        for candidate in (axes, *_split(axes)):
-            for size in axes.others:
-                change = (candidate, size)
-                # With a smaller batch, if the model takes that, a run costs less.
-                beside = _accepts(model, _resize_example(model, example, [*accepted, change]))
-                if beside or (
-                    accepted and _accepts(model, _resize_example(model, example, [change]))
-                ):
-                    accepted.append(change)
-                    together &= beside
-                    break
-            if accepted and accepted[-1][0] is axes:
-                break
+
+    def accepts(axes: Axes, sizes: Sequence[int]) -> bool:
+        nonlocal together
+        for size in sizes:
+            change = (axes, size)
+            # With a smaller batch, if the model takes that, a run costs less.
+            beside = _accepts(model, _resize_example(model, example, [*accepted, change]))
+            if beside or (accepted and _accepts(model, _resize_example(model, example, [change]))):
+                accepted.append(change)
+                together &= beside
+                return True
+        return False
+
+    def varied() -> set[tuple[int, int]]:
+        return {place for axes, _ in accepted for place in axes.places}
+
+    for axes in groups:
+        if not accepts(axes, axes.others):
+            for part in _split(axes):
+                accepts(part, axes.others)
+    for axes in _that_depend_on_each_other(groups, varied()):
+        if varied().isdisjoint(axes.places):
+            accepts(axes, axes.others[:FEW])
     changes = [accepted] if together else [[change] for change in accepted]
     examples = [_resize_example(model, example, each) for each in changes if each]
     return OtherSizes(model, tuple(axes for axes, _ in accepted), tuple(examples))
+
+
+def _that_depend_on_each_other(
+    groups: Sequence[Axes], varied: set[tuple[int, int]]
+) -> Iterator[Axes]:
+    """Axes that may vary together where they do not alone: all that have one size, some of these,
+    or one size with another.
+    """
+    left = [axes for axes in groups if varied.isdisjoint(axes.places)]
+    by_size: dict[int, list[Axes]] = {}
+    for axes in left:
+        by_size.setdefault(axes.size, []).append(axes)
+    for same in by_size.values():
+        places = tuple(place for axes in same for place in axes.places)
+        size = same[0].size
+        most = len(places) if len(same) > 1 else len(places) - 1
+        for count in range(most, 1, -1) if len(places) <= MANY else ():
+            for some in itertools.combinations(places, count):
+                yield Axes(some, size, _other_lengths(size))
+    for one, other in itertools.permutations(left, 2):
+        if one.size < other.size:
+            for times in (True, False) if other.size % one.size == 0 else (False,):
+                yield replace(one, followers=(Follower(other.places, other.size, times),))
 
 
 def _resize_example(
@@ -145,8 +215,8 @@ def _resize_example(
     leaves, structure = tree_flatten(as_call(example.inputs))
     new = list(leaves)
     for axes, size in changes:
-        for at, axis in axes.places:
-            new[at] = _resize(new[at], axis, size)
+        for at, axis, length in axes.resized(size):
+            new[at] = _resize(new[at], axis, length)
     args, kwargs = tree_unflatten(new, structure)
     inputs = kwargs if kwargs else args[0] if isinstance(example.inputs, Tensor) else args
     return Example(
@@ -194,7 +264,10 @@ def _other_lengths(size: int) -> tuple[int, ...]:
     coprime = [m for m in range(2, size) if math.gcd(m, size) == 1 and (m - size) % 2]
     awkward = min(coprime, key=lambda m: (abs(2 * m - size), -m))
     usual = (size // 2, (3 * size) // 4, (3 * size) // 2)
-    return tuple(dict.fromkeys((awkward, *usual, *((2 * size,) if size <= SHORT else ()))))
+    # Networks that halve five times take nothing else.
+    halved = (size - 32,) if size > 32 and size % 32 == 0 else ()
+    doubled = (2 * size,) if size <= SHORT else ()
+    return tuple(dict.fromkeys((awkward, *usual, *halved, *doubled)))
 
 
 def _split(axes: Axes) -> Iterator[Axes]:
