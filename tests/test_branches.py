@@ -356,7 +356,8 @@ def test_outputs_keep_where_a_model_is_exported(name: str, monkeypatch: pytest.M
     test_outputs_keep_at_all_sizes(name)
 
 
-# What each meets, and how many of the units can still be rescaled: those of a never, if it pins.
+# What the first layer meets, and how many units more or less can be rescaled than those that never
+# meet anything.
 MEETINGS: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], int]] = {
     "pieces: written beyond a position": (lambda self, h, x: write_ones(h, slice(10, None)), 0),
     "pieces: cut with a new axis": (lambda self, h, x: add_one(h[:, 10:, None], h), 0),
@@ -393,10 +394,7 @@ MEETINGS: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], int]] = {
         0,
     ),
     "places: two lambdas of a line": (
-        lambda self, h, x: [
-            lambda h, n: h.tanh() if n > 10 else h,
-            lambda h, n: h.relu() if n < 10 else h,
-        ][x.shape[1] < 10](h, x.shape[1]),
+        lambda self, h, x: functools.reduce(lambda h, f: f(h, x.shape[1]), OF_ONE_LINE, h),
         0,
     ),
     "forced: no number on the example": (
@@ -416,6 +414,11 @@ MEETINGS: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], int]] = {
         WIDTH,
     ),
 }
+
+
+# fmt: off
+OF_ONE_LINE = [lambda h, n: h.tanh() if n > 10 else h, lambda h, n: h.relu() if n < 10 else h]
+# fmt: on
 
 
 def write_ones(h: Tensor, at: slice) -> Tensor:
@@ -529,10 +532,7 @@ def deciding_programs(draw: st.DrawFn) -> Program:
 
 
 # Models of two inputs whose sizes depend on each other: they decide by the first one's length.
-PAIRS: dict[
-    str, tuple[Callable[[Any, Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, ...]]]
-]
-PAIRS = {
+PAIRS: dict[str, tuple[Callable[..., Tensor], Callable[[int], tuple[Tensor, ...]]]] = {
     "twice as long": (
         lambda self, h, y: h.repeat_interleave(2, 1) * y,
         lambda n: (torch.randn(6, n, 3), torch.randn(6, 2 * n, 4)),
