@@ -10,6 +10,7 @@ import logging
 import math
 import operator
 import pickle
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -574,6 +575,16 @@ def test_one_condition_for_all_samples() -> None:
     model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
     examples = torch.randn(6, 8, 3), torch.randn(6, 1, 4)
     assert pathcond.find_symmetry(model, examples).num_units == 0
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), random.random], ids=["torch", "Python"])
+def test_decisions_that_few_draws_lead_to(draw: Callable[[], Any]) -> None:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        if self.training and draw() < 0.001:
+            return h.tanh() if x.shape[1] > 10 else h * 2
+        return h
+
+    assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units <= ALWAYS
 
 
 def test_a_size_that_is_returned() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -94,23 +95,34 @@ def capture_watched(
     training: bool,
     invert: frozenset[Place] = frozenset(),
     runnable: bool = True,
-) -> tuple[list[Graph], Watch | None]:
+) -> WatchedGraphs:
     """All graphs of one mode, and what the model decided by sizes meanwhile.
 
     Args:
         model, example_inputs, training: As in ``capture``.
         invert: Places at which tests by sizes come out the other way, and zeros are ones.
         runnable: Whether the model may run on the values of the inputs.
-
-    Returns:
-        The graphs; and the watch, or None where it has to be a run of its own, because the model
-        was captured without values, or random numbers decide what it does. With outcomes to invert
-        there is always one.
     """
     capturing = _Capture(
         model, example_inputs, training, watched=True, invert=invert, runnable=runnable
     )
-    return capturing.all(), capturing.watch
+    return WatchedGraphs(tuple(capturing.all()), tuple(capturing.watches), bool(capturing.drawn))
+
+
+@dataclass(frozen=True)
+class WatchedGraphs:
+    """All graphs of one mode.
+
+    Attributes:
+        graphs: One, or several where random numbers decide which layers run.
+        watches: Of the captures that were watched: all, or none if a capture without values was
+            quicker.
+        drawn: Whether random numbers decide.
+    """
+
+    graphs: tuple[Graph, ...]
+    watches: tuple[Watch, ...]
+    drawn: bool
 
 
 def capture_both_modes(model: nn.Module, example_inputs: Inputs) -> list[Graph]:
@@ -131,7 +143,7 @@ class _Capture:
 
     Attributes:
         drawn: After the first capture, the single random numbers that the model has drawn.
-        watch: After all captures, what the model decided by sizes, if the first one shows it.
+        watches: What the model decided by sizes in the captures so far, where they were watched.
     """
 
     def __init__(
@@ -153,7 +165,7 @@ class _Capture:
         self.invert = invert
         self.runnable = runnable
         self.drawn: list[tuple[str, int]] = []
-        self.watch: Watch | None = None
+        self.watches: list[Watch] = []
         self._existing: dict[int, Tensor] | None = None
         self._way: Way = "export"
         self._replace = False
@@ -161,11 +173,8 @@ class _Capture:
     def all(self) -> list[Graph]:
         """The first graph, then those under other draws."""
         graphs = [self.first()]
-        is_whole = self._way == "run" and not self.drawn
-        watch = self.watch if is_whole or self.invert else None
         if self.drawn:
             graphs += [self.again(plan) for plan in plans(self.drawn)]
-        self.watch = watch
         return graphs
 
     def first(self) -> Graph:
@@ -261,7 +270,7 @@ class _Capture:
             self.drawn = from_everywhere.list_draws()
             if replace:
                 self.drawn += [("torch", i) for i in range(scalars.count)]
-            self.watch = watch
+            self.watches += [watch] if watch is not None else []
         return graph
 
     def _new_watch(self, way: Way) -> Watch | None:

@@ -64,7 +64,8 @@ class Around:
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module inside an opaque one that this example does not reach: its parameters and
             buffers}.
-        watch: What it decided by sizes meanwhile; None where that was not to be seen.
+        watches: What it decided by sizes meanwhile, where that was to be seen.
+        drawn: Whether random numbers decide what it does.
     """
 
     graphs: tuple[Graph, ...]
@@ -73,7 +74,8 @@ class Around:
     children: tuple[Child, ...] = ()
     frozen: dict[str, str] = field(default_factory=dict)
     unreached: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    watch: Watch | None = None
+    watches: tuple[Watch, ...] = ()
+    drawn: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -176,10 +178,8 @@ def _around(
         suspects: list[nn.Module] = list(known.opaque)
     else:
         try:
-            graphs, watch = capture_watched(
-                model, example_inputs, training=training, runnable=runnable
-            )
-            return Around(graphs=tuple(graphs), watch=watch), None
+            found = capture_watched(model, example_inputs, training=training, runnable=runnable)
+            return Around(graphs=found.graphs, watches=found.watches, drawn=found.drawn), None
         except UnsupportedModelError as error:
             first = error
         if not runnable:  # nothing can be recorded

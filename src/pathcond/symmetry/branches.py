@@ -53,15 +53,18 @@ class Run:
         watches: In eval mode and in train mode; in eval mode alone where it fails, or where train
             mode is known to go the same way.
         error: What it raises in eval mode.
+        elsewhere: Under random draws that lead elsewhere.
     """
 
     example: Example
     watches: tuple[Watch, ...]
     error: Exception | None = None
+    elsewhere: tuple[Watch, ...] = ()
 
     @functools.cached_property
     def decisions(self) -> list[Decision]:
-        return list(dict.fromkeys(d for watch in self.watches for d in watch.decisions))
+        watches = (*self.watches, *self.elsewhere)
+        return list(dict.fromkeys(d for watch in watches for d in watch.decisions))
 
     @functools.cached_property
     def calls(self) -> tuple[CallSequence, ...]:

@@ -16,7 +16,7 @@ from ..capture.graph import capture_watched
 from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node, is_empty
 from ..capture.outputs import require_fitting_types
-from ..capture.watching import Place
+from ..capture.watching import Place, Watch
 from ..errors import UnsupportedModelError
 from ..opaque.around import Around, capture_around
 from ..trees import tree_leaves, tree_map
@@ -44,7 +44,8 @@ class Captured:
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module that another example may reach: its parameters and buffers}.
         unfollowed: {module that takes another way at sizes which no example has: where it does so}.
-        run: What it decides by sizes, where the captures show that.
+        watches: What it decides by sizes, as far as the captures show that.
+        run: The same, where they show all of it.
     """
 
     example: Example
@@ -52,6 +53,7 @@ class Captured:
     frozen: Mapping[str, str] = field(default_factory=dict)
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unfollowed: Mapping[str, str] = field(default_factory=dict)
+    watches: tuple[Watch, ...] = ()
     run: Run | None = None
 
 
@@ -90,8 +92,10 @@ def capture_all(
 
 
 def _run_of(model: nn.Module, captured: Captured) -> Run:
-    """What a model decides by sizes, by a run of its own where the captures do not show it."""
-    return captured.run if captured.run is not None else watch_run(model, captured.example)
+    """What a model decides by sizes, by a run of its own where the captures do not show all."""
+    if captured.run is not None:
+        return captured.run
+    return replace(watch_run(model, captured.example), elsewhere=captured.watches)
 
 
 def _capture_resized(
@@ -149,11 +153,11 @@ def _capture(model: nn.Module, way: Way, modes: Sequence[bool] = (False, True)) 
         graphs: list[Graph] = []
         met: set[Place] = set()
         for training in modes:
-            found, watch = capture_watched(
+            found = capture_watched(
                 model, example.inputs, training=training, invert=way.invert, runnable=runnable
             )
-            graphs += found
-            met |= watch.met if watch is not None else set()
+            graphs += found.graphs
+            met = met.union(*(watch.met for watch in found.watches))
         if not way.invert <= met:
             raise UnsupportedModelError("an outcome that was put in place did not come up again")
         return Captured(example=example, graphs=tuple(graphs))
@@ -164,14 +168,20 @@ def _capture(model: nn.Module, way: Way, modes: Sequence[bool] = (False, True)) 
 
 
 def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
-    watches = tuple(mode.watch for mode in modes if mode.watch is not None)
-    run = Run(example, watches) if len(watches) == len(modes) else None
+    watches = tuple(watch for mode in modes for watch in mode.watches)
+    # Runs under other draws cannot be compared with those that will be tried.
+    whole = all(len(mode.watches) == 1 and not mode.drawn for mode in modes)
     graphs = [graph for mode in modes for graph in mode.graphs]
     parts = [part for mode in modes for part in mode.parts]
     frozen = {name: reason for mode in modes for name, reason in mode.frozen.items()}
     unreached = {path: names for mode in modes for path, names in mode.unreached.items()}
     return Captured(
-        example=example, graphs=(*graphs, *parts), frozen=frozen, unreached=unreached, run=run
+        example=example,
+        graphs=(*graphs, *parts),
+        frozen=frozen,
+        unreached=unreached,
+        watches=watches,
+        run=Run(example, watches) if whole else None,
     )
 
 
