@@ -199,14 +199,15 @@ class _Search:
             return False
         shown = self._shown(run)
         if shown:
-            self._keep(run, invert, shown)
+            self._keep(run, invert, shown=shown)
         return bool(shown)
 
     def _keep(
         self,
         run: Run,
         invert: frozenset[Place] = frozenset(),
-        shown: tuple[Decision, ...] = (),
+        *,
+        shown: tuple[Decision, ...],
     ) -> None:
         """Keep a run, and the way that it takes, if no other run took that."""
         if run.calls not in [other.calls for other in self.runs]:
@@ -254,11 +255,12 @@ class _Search:
     def _example_of(self, decision: Decision) -> Example:
         return next(run.example for run in self.runs if decision in run.decisions)
 
-    def _shown(self, run: Run) -> tuple[Decision, ...]:
-        """The open decisions that come out the other way in a run."""
+    def _shown(self, run: Run, *, every: bool = False) -> tuple[Decision, ...]:
+        """The decisions that come out the other way in a run: those that are open, or all."""
         key = _keys([*self.runs, run])
         outcomes = {(known, d.outcome) for d in run.decisions for known in (key(d), _line(d))}
-        return tuple(d for d in self.open() if (key(d), not d.outcome) in outcomes)
+        known = [d for other in self.runs for d in other.decisions] if every else self.open()
+        return tuple(d for d in known if (key(d), not d.outcome) in outcomes)
 
     # -- real sizes --------------------------------------------------------------------------------
 
@@ -273,10 +275,12 @@ class _Search:
         alone = [replace(axes, places=(place,)) for axes in several for place in axes.places]
         changes = [(axes, 2 * axes.size + 1) for axes in self.sizes.axes]
         for axes, size in [*((axes, 1) for axes in (*self.sizes.axes, *alone)), *changes]:
-            if size != axes.size and size * example.numel() <= axes.size * LARGE:
-                run = _run(self.model, self.sizes.resize(example, axes, size))
-                if run.error is None:
-                    self._keep(run)
+            large = size * example.numel() > axes.size * LARGE
+            if size == axes.size or large or len(self.ways) >= MAX_WAYS:
+                continue
+            run = _run(self.model, self.sizes.resize(example, axes, size))
+            if run.error is None:
+                self._keep(run, shown=self._shown(run, every=True))
 
     def _may_be_by_chance(self, decisions: Sequence[tuple[Example, Decision]]) -> bool:
         """Whether a decision came out alike because what decides is the same on all examples."""
