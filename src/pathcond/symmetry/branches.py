@@ -271,10 +271,11 @@ class _Search:
         if not any(map(self._may_be_by_chance, self._by_place().values())):
             return
         example = self.runs[0].example
-        several = [axes for axes in self.sizes.axes if len(axes.places) > 1]
-        alone = [replace(axes, places=(place,)) for axes in several for place in axes.places]
-        changes = [(axes, 2 * axes.size + 1) for axes in self.sizes.axes]
-        for axes, size in [*((axes, 1) for axes in (*self.sizes.axes, *alone)), *changes]:
+        # One input alone may have a single sample, or row, for all of another's.
+        shared = [axes for axes in self.sizes.axes if len({at for at, _ in axes.places}) > 1]
+        alone = [replace(axes, places=(place,)) for axes in shared for place in axes.places]
+        longer = [(axes, 2 * axes.size + 1) for axes in self.sizes.axes if not axes.batch]
+        for axes, size in [*((axes, 1) for axes in (*self.sizes.axes, *alone)), *longer]:
             large = size * example.numel() > axes.size * LARGE
             if size == axes.size or large or len(self.ways) >= MAX_WAYS:
                 continue

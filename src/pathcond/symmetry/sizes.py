@@ -190,7 +190,7 @@ def _that_depend_on_each_other(
     groups: Sequence[Axes], varied: set[tuple[int, int]]
 ) -> Iterator[Axes]:
     """Axes that may vary together where they do not alone: all that have one size, some of these,
-    or one size with another.
+    or those of one input with those of another.
     """
     left = [axes for axes in groups if varied.isdisjoint(axes.places)]
     by_size: dict[int, list[Axes]] = {}
@@ -204,7 +204,8 @@ def _that_depend_on_each_other(
             for some in itertools.combinations(places, count):
                 yield Axes(some, size, _other_lengths(size))
     for one, other in itertools.permutations(left, 2):
-        if one.size < other.size:
+        inputs = {at for at, _ in one.places}
+        if one.size < other.size and inputs.isdisjoint(at for at, _ in other.places):
             for times in (True, False) if other.size % one.size == 0 else (False,):
                 yield replace(one, followers=(Follower(other.places, other.size, times),))
 
