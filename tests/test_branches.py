@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
+from pathcond.capture.graph import capture_watched
 from pathcond.capture.outputs import output_change
 from pathcond.capture.watching import BY_VALUES, Watch
 from pathcond.symmetry.captures import capture_all
@@ -585,6 +586,15 @@ def test_decisions_that_few_draws_lead_to(draw: Callable[[], Any]) -> None:
         return h
 
     assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units <= ALWAYS
+
+
+def test_a_cut_by_a_number_that_was_read_from_inputs_is_watched_while_it_is_captured() -> None:
+    def forward(self: Any, ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.b(F.relu(self.a(ids[:, : lengths.max().item()])))
+
+    model = Calls(forward, a=nn.Embedding(9, 5), b=nn.Linear(5, 2))
+    inputs = torch.randint(0, 9, (3, 6)), torch.tensor([4, 3, 2])
+    assert len(capture_watched(model, inputs, training=False).watches) == 1
 
 
 def test_a_size_that_is_returned() -> None:

@@ -400,10 +400,16 @@ def _lengths_cut(sizes: tuple[int, ...], index: Any) -> list[int]:
     taken = [_axes_taken(i) for i in indices]
     found, axis = [], 0
     for i, axes in zip(indices, taken, strict=True):
-        if isinstance(i, slice) and i != slice(None):
+        if isinstance(i, slice) and _is_plain_cut(i):
             found.append(plain_len(plain_range(*i.indices(sizes[axis]))))
         axis += axes if i is not Ellipsis else plain_len(sizes) - sum(taken)
     return found
+
+
+def _is_plain_cut(part: slice) -> bool:
+    """Whether a slice cuts by plain numbers. Bounds that were read from values may not be asked."""
+    bounds = [bound for bound in (part.start, part.stop, part.step) if bound is not None]
+    return bool(bounds) and all(type(bound) is int for bound in bounds)
 
 
 def _axes_taken(index: Any) -> int:
@@ -455,8 +461,8 @@ def _set_looked_into(frame: FrameType) -> Iterable[Any]:
     attribute of ``self``.
     """
     steps = _steps(frame.f_code)
-    at = next(i for i, step in enumerate(steps) if step.offset == _at(frame))
-    if steps[at].opname != "CONTAINS_OP" or at < 2:
+    at = next((i for i, step in enumerate(steps) if step.offset == _at(frame)), 0)
+    if at < 2 or steps[at].opname != "CONTAINS_OP":
         return ()
     before, last = steps[at - 2 : at]
     found: Any = None
