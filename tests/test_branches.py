@@ -715,6 +715,17 @@ def test_an_inverted_loop_ends() -> None:
     assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units == INNER
 
 
+def test_an_outcome_that_leads_around_another() -> None:
+    """As a mask that attention is given for long inputs, behind which it asks for no lengths."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        if x.shape[1] > 100_000:
+            return h.abs()
+        return F.relu(h) if x.shape[1] > 200_000 else h
+
+    assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units == WIDTH + ALWAYS
+
+
 def test_a_model_that_does_not_run_under_the_watch_is_refused() -> None:
     def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
         if type(x.shape[1]) is not int:

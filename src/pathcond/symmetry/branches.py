@@ -70,6 +70,11 @@ class Run:
     def calls(self) -> tuple[CallSequence, ...]:
         return tuple(watch.calls for watch in self.watches)
 
+    @property
+    def met(self) -> frozenset[Place]:
+        """Where an outcome was put in place: one of them may lead around others."""
+        return frozenset().union(*(watch.met for watch in self.watches))
+
     def goes_as(self, other: Run) -> bool:
         """Whether train mode goes the way of eval mode here, as it does on another example: there
         the modes decide alike, and eval mode goes one way on both.
@@ -199,7 +204,7 @@ class _Search:
             return False
         shown = self._shown(run)
         if shown:
-            self._keep(run, invert, shown=shown)
+            self._keep(run, run.met, shown=shown)
         return bool(shown)
 
     def _keep(
