@@ -18,7 +18,8 @@ from pathcond.rows import Row, Rows
 from pathcond.rules import RULES
 from pathcond.rules.document import page
 from pathcond_paper import FIGURES, document
-from pathcond_paper.figures import tuned
+from pathcond_paper.figures import mlp_depth, tuned
+from pathcond_paper.sweep.selection import where
 
 from .strategies import DRAWS_ALL
 from .zoo import entries
@@ -123,6 +124,24 @@ def test_the_paces_of_networks_are_as_printed(capsys: pytest.CaptureFixture) -> 
     for (name, *paces), (stated_name, *stated_paces) in zip(printed, stated, strict=DRAWS_ALL):
         assert name == stated_name
         assert [*map(float, paces)] == pytest.approx([*map(float, stated_paces)], rel=0.1)
+
+
+def test_epochs_at_fixed_rates_are_those_of_the_rows() -> None:
+    """Of the MLP with 5 hidden layers, with the best test accuracy in brackets."""
+    rows = list(Rows(ROOT / "results" / "paper" / "mlp-depth.jsonl"))
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    page = page[page.index("On CIFAR-10, an MLP of 5 hidden layers") :]
+    head, _, *lines = (line.strip("|").split("|") for line in re.findall(r"^\|.*", page, re.M)[:5])
+    for method, (_, *cells) in zip(("baseline", "paper", "exact"), lines, strict=True):
+        for rate, cell in zip(head[1:], cells, strict=True):
+            found = where(
+                rows, depth=5, method=method, learning_rate=float(rate.removeprefix(" lr "))
+            )
+            assert len(found) == 3
+            epochs = mean(mlp_depth.epochs(found))
+            accuracy = 100 * mean(max(row.result["test_accuracy"]) for row in found)
+            told = "> 100" if math.isinf(epochs) else f"{epochs:.0f}"
+            assert cell.replace("*", "").strip() == f"{told} ({accuracy:.1f} %)", (method, rate)
 
 
 def tuned_rows() -> list[Row]:
