@@ -76,3 +76,14 @@ def test_the_first_cause_is_kept() -> None:
     equations.pin(b, by="output", reason="is an output")
     equations.equate(a, b, by="add")
     assert equations.solve().causes[int(a)].by == "softmax"
+
+
+def test_a_cause_is_passed_on_in_the_same_words() -> None:
+    equations = Equations()
+    a, b, c = equations.fresh(3, origin=None)
+    equations.pin(a, by="softmax", reason="passes through softmax")
+    equations.require([(1, a), (1, b)], by="mul")
+    equations.require([(1, b), (1, c)], by="mul")
+    causes = equations.solve().causes
+    told = "must balance a scale that is fixed: passes through softmax"
+    assert [causes[int(label)].reason for label in (b, c)] == [told] * 2

@@ -31,6 +31,8 @@ Form = dict[int, int]
 # Whole numbers stay ints, which are many times quicker to compute with than fractions.
 Coefficient = int | Fraction
 Combination = dict[int, Coefficient]
+BALANCES_FIXED = "must balance a scale that is fixed: "
+BALANCES_ITSELF = "must balance itself"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Cause:
 
     by: Any
     reason: str
+
+    def passed_on(self) -> Cause:
+        """Why what must balance that log-scale is fixed too, be it over one equation or many."""
+        return Cause(self.by, BALANCES_FIXED + self.reason.removeprefix(BALANCES_FIXED))
 
 
 @dataclass(frozen=True)
@@ -215,12 +221,7 @@ class Equations:
         if not row:
             return
         if len(row) == 1:
-            reason = (
-                f"must balance a scale that is fixed: {fixed.reason}"
-                if fixed
-                else "must balance itself"
-            )
-            causes[next(iter(row))] = Cause(fixed.by if fixed else by, reason)
+            causes[next(iter(row))] = fixed.passed_on() if fixed else Cause(by, BALANCES_ITSELF)
             return
         # The latest label gives way, so that units are named after the first layer that makes them;
         # coefficients of ±1 first, so that the solution stays integral.
