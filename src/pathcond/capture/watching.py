@@ -37,7 +37,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .called import CallSequence
 from .decisions import calling_module, frames, is_check, is_library, is_own
-from .watched import (
+from .size_numbers import (
     WatchedRange,
     as_size,
     bare,
