@@ -25,6 +25,7 @@ from torch.nn import functional as F
 import pathcond
 from pathcond.capture.graph import capture_watched
 from pathcond.capture.outputs import output_change
+from pathcond.capture.size_numbers import bare, ends_of
 from pathcond.capture.watching import BY_VALUES, Watch
 from pathcond.symmetry.captures import capture_all
 
@@ -713,6 +714,64 @@ def test_an_inverted_loop_ends() -> None:
         return h
 
     assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units == INNER
+
+
+@pytest.mark.parametrize(
+    "meets",
+    [
+        lambda self, h, x: F.pad(h, (0, 0, 0, max(3 - x.shape[1] % 2, 0))),
+        lambda self, h, x: h if x.shape[1] % 2 < 2 else h.tanh(),
+        lambda self, h, x: h.tanh() if -(-x.shape[1] // 4) <= 0 else h,
+        lambda self, h, x: h.tanh() if x.shape[1] / 2 == 0 else h,
+        lambda self, h, x: h.tanh() if math.ceil(x.shape[1] / 4) * 4 < 1 else h,
+        lambda self, h, x: h + x.shape[1] % 1,
+        lambda self, h, x: torch.cat([h[..., :WIDTH], h[..., WIDTH:].tanh()], -1),
+    ],
+    ids=["padding", "rest", "number of blocks", "half", "rounded up", "always zero", "features"],
+)
+def test_what_comes_out_one_way_at_all_sizes_is_not_followed(meets: Callable[..., Tensor]) -> None:
+    model, x = block(meets), torch.randn(6, 8, 3)
+    assert len(capture_all(model, x)) == 2
+    assert pathcond.find_symmetry(model, x).num_units == WIDTH + ALWAYS
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "rest of": lambda n, k: k % n if n else k,
+    "taken from": lambda n, k: k - n,
+    "over": lambda n, k: k // n if n else k,
+    "neg": lambda n, _: -n,
+    "abs": lambda n, _: abs(n),
+    "ceil": lambda n, _: math.ceil(n),
+    "floor": lambda n, _: math.floor(n),
+    "round": lambda n, _: round(n),
+    "square": lambda n, _: n * n,
+}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(-3, 4)), max_size=5),
+    st.integers(1, 60),
+)
+def test_numbers_made_of_sizes_lie_between_their_ends(
+    steps: list[tuple[str, int]], size: int
+) -> None:
+    with Watch(nn.Linear(2, 2)):
+        number: Any = torch.empty(size).shape[0]
+        for name, k in steps:
+            if name in ("truediv", "floordiv", "mod") and k == 0:
+                continue
+            if name == "pow" and abs(number) > 100:
+                continue
+            number = STEPS[name](number, abs(k) if name == "pow" else k)
+            least, greatest = ends_of(number)
+            assert least <= bare(number) <= greatest
 
 
 def test_an_outcome_that_leads_around_another() -> None:

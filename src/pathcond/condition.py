@@ -475,10 +475,12 @@ def _shares(
     ):
         return EPSILON_SHARES
     for i, share in enumerate(EPSILON_SHARES[:-1]):
+        if not boxes.is_reached(share):
+            continue
         problem = posed.within(boxes.at(share))
         if pace:
             problem = unconstrained_at_zero(problem)
-        if boxes.is_reached(share) and problem.at(problem.zero()).residual <= ARRIVED:
+        if problem.at(problem.zero()).residual <= ARRIVED:
             return EPSILON_SHARES[i:]
     return EPSILON_SHARES
 

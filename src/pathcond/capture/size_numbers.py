@@ -7,11 +7,12 @@ comparisons and truth values are told to the watch of the thread, which says how
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
 import operator
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from torch import Tensor
 from .decisions import is_own
 
 plain_len, plain_range = builtins.len, builtins.range
+Ends = tuple[float, float]
+ANYWHERE: Ends = (-math.inf, math.inf)
 
 
 class Watcher(Protocol):
@@ -51,12 +54,12 @@ class WatchedInt(int):
     Attributes:
         sources: The sizes of tensors that it was computed from.
         form: How it was computed: equal for numbers that come of the same axes by the same steps.
-        positive: Whether it is the size of a tensor that is never empty.
+        ends: Between what it lies whatever the sizes: ``3 - n % 2`` is 2 or 3.
     """
 
     sources: frozenset[int]
     form: int
-    positive: bool = False
+    ends: Ends
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
@@ -76,6 +79,7 @@ class WatchedFloat(float):
 
     sources: frozenset[int]
     form: int
+    ends: Ends
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
@@ -105,7 +109,11 @@ def form_of(value: Any) -> Any:
     return value.form if is_watched(value) else repr(value)  # -1 and -2 have one hash
 
 
-def _watched(value: Any, sources: frozenset[int], form: Any) -> Any:
+def ends_of(value: Any) -> Ends:
+    return value.ends if is_watched(value) else (value, value)
+
+
+def _watched(value: Any, sources: frozenset[int], form: Any, ends: Ends = ANYWHERE) -> Any:
     if isinstance(value, tuple):
         return tuple(_watched(part, sources, (i, form)) for i, part in enumerate(value))
     if type(value) not in (int, float):
@@ -113,18 +121,19 @@ def _watched(value: Any, sources: frozenset[int], form: Any) -> Any:
     watched: Any = WatchedInt(value) if type(value) is int else WatchedFloat(value)
     watched.sources = sources
     watched.form = hash(form)
+    watched.ends = ends
     return watched
 
 
 def as_size(
     size: int, form: Any, sources: frozenset[int] = frozenset(), *, positive: bool = False
 ) -> Any:
-    """A size as a number that remembers it, and further sources."""
+    """A size as a number that remembers it, and further sources; positive if the tensor is never
+    empty.
+    """
     if type(size) is not int:
         return size
-    watched = _watched(size, sources | {size}, ("size", form))
-    watched.positive = positive
-    return watched
+    return _watched(size, sources | {size}, ("size", form), (int(positive), math.inf))
 
 
 def watched_len(values: Any, /) -> int:
@@ -180,9 +189,24 @@ def _arithmetic(compute: Callable[..., Any], *, reflected: bool = False) -> Call
             result,
             frozenset().union(*(n.sources for n in (self, *others) if is_watched(n))),
             (compute, reflected, *map(form_of, (self, *others))),
+            _ends_after(compute, [*others, self] if reflected else [self, *others]),
         )
 
     return method
+
+
+def _ends_after(compute: Callable[..., Any], operands: Sequence[Any]) -> Ends:
+    """Between what a result lies for all sizes, as far as that is known."""
+    ends = [ends_of(operand) for operand in operands]
+    if compute is operator.mod:
+        divisor, same = ends[1]
+        whole = divisor == same and isinstance(divisor, int) and divisor > 0
+        return (0, divisor - 1) if whole and type(operands[0]) is not WatchedFloat else ANYWHERE
+    divides = compute in (operator.truediv, operator.floordiv)
+    if compute not in EXTREME_AT_ENDS or (divides and not ends[1][0] > 0):
+        return ANYWHERE
+    found = [EXTREME_AT_ENDS[compute](*corner) for corner in itertools.product(*ends)]
+    return ANYWHERE if any(map(math.isnan, found)) else (min(found), max(found))
 
 
 def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
@@ -200,13 +224,12 @@ def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any
     return method
 
 
-def _is_always_so(compare: Callable[[Any, Any], bool], number: Any, limit: Any) -> bool:
-    """Whether a test comes out one way for every size of a tensor that is not empty."""
-    if not getattr(number, "positive", False) or is_watched(limit):
-        return False
+def _is_always_so(compare: Callable[[Any, Any], bool], number: Any, other: Any) -> bool:
+    """Whether a test comes out one way for all sizes."""
+    (least, greatest), (low, high) = ends_of(number), ends_of(other)
     if compare in EQUALITY:
-        return bool(limit < 1)
-    return compare(1, limit) == compare(math.inf, limit)
+        return greatest < low or high < least or least == greatest == low == high
+    return len({compare(a, b) for a in (least, greatest) for b in (low, high)}) == 1
 
 
 def _truth(self: Any) -> bool:
@@ -214,6 +237,10 @@ def _truth(self: Any) -> bool:
     if running.watch is None or _is_always_so(operator.ne, self, 0):
         return outcome
     return running.watch.note_test((self, 0), outcome, orders=False)
+
+
+def _at_end(rounded: Callable[[float], float]) -> Callable[[float], float]:
+    return lambda end: end if math.isinf(end) else rounded(end)
 
 
 EQUALITY = (operator.eq, operator.ne)
@@ -227,6 +254,14 @@ UNARY: dict[str, Callable[..., Any]] = {
     "ceil": lambda x: x.__ceil__(),
     "floor": lambda x: x.__floor__(),
     "trunc": lambda x: x.__trunc__(),
+}
+# What is greatest and least where its operands are; divisors must be positive.
+EXTREME_AT_ENDS: dict[Callable[..., Any], Callable[..., float]] = {
+    **{op: op for op in (operator.add, operator.sub, operator.mul, operator.truediv)},
+    operator.floordiv: lambda a, b: _at_end(math.floor)(a / b),
+    operator.neg: operator.neg,
+    operator.pos: operator.pos,
+    **{UNARY[name]: _at_end(getattr(math, name)) for name in ("ceil", "floor", "trunc")},
 }
 METHODS: dict[type, dict[str, Callable[..., Any]]] = {
     WatchedInt: {"bit_length": int.bit_length, "bit_count": int.bit_count},

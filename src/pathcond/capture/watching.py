@@ -265,7 +265,7 @@ class Watch(TorchFunctionMode):
 
         def plain(number: Any) -> Any:
             value = bare(number)
-            if frame is not None:
+            if frame is not None and number.ends != (0, 0):
                 place = self._place(frame, part=len(entered) + 1, form=number.form)
                 differs = self._note(place, (value, 0), number.sources, value != 0, numeric=True)
                 value = value if differs == (value != 0) else 1
@@ -293,8 +293,12 @@ class Watch(TorchFunctionMode):
             dropped = [sizes[dim] for dim in dims] if sizes else []
             found = [((size, 1), frozenset([size]), size == 1) for size in dropped]
         else:
-            parts = _lengths_cut(sizes, args[1]) if name in INDEXING else parts
-            found = [((int(n > 0), 0), frozenset(sizes), n > 0) for n in parts if 0 not in sizes]
+            cuts = (
+                _lengths_cut(sizes, args[1])
+                if name in INDEXING
+                else [(n, frozenset(sizes)) for n in parts]
+            )
+            found = [((int(n > 0), 0), of, n > 0) for n, of in cuts if 0 not in sizes]
         frame = _calling_frame() if found else None
         if frame is not None:
             for i, (operands, sources, outcome) in enumerate(found):
@@ -394,14 +398,15 @@ class Watch(TorchFunctionMode):
         return outcome
 
 
-def _lengths_cut(sizes: tuple[int, ...], index: Any) -> list[int]:
-    """How many elements are left along each axis that is cut by a slice."""
+def _lengths_cut(sizes: tuple[int, ...], index: Any) -> list[tuple[int, frozenset[int]]]:
+    """How many elements are left along each axis that is cut by a slice, and of how many."""
     indices = index if isinstance(index, tuple) else (index,)
     taken = [_axes_taken(i) for i in indices]
     found, axis = [], 0
     for i, axes in zip(indices, taken, strict=True):
         if isinstance(i, slice) and _is_plain_cut(i):
-            found.append(plain_len(plain_range(*i.indices(sizes[axis]))))
+            left = plain_len(plain_range(*i.indices(sizes[axis])))
+            found.append((left, frozenset([sizes[axis]])))
         axis += axes if i is not Ellipsis else plain_len(sizes) - sum(taken)
     return found
 
