@@ -785,6 +785,27 @@ def test_an_outcome_that_leads_around_another() -> None:
     assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units == WIDTH + ALWAYS
 
 
+def test_outcomes_are_put_in_place_around_what_cannot_be_followed() -> None:
+    """As in attention, beside experts that are called by the values of their inputs."""
+
+    class Opaque(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            h = h if h.shape[1] < 100_000 else h.tanh()
+            return 2 * h if h.sum() > 0 else -h
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        return h if x.shape[1] < 100_000 else self.way(h)
+
+    x = torch.randn(6, 8, 3)
+    for way, units in ((F.relu, WIDTH), (torch.tanh, 0)):
+        model = nn.Sequential(block(meets), Opaque())
+        model[0].way = way
+        symmetry = pathcond.find_symmetry(model, x)
+        assert symmetry.num_units == units + ALWAYS
+        (reason,) = {pin.reason for pin in symmetry.pinned if pin.name == "0.tail.2"}
+        assert reason == "enters Opaque, which cannot be captured"
+
+
 def test_a_model_that_does_not_run_under_the_watch_is_refused() -> None:
     def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
         if type(x.shape[1]) is not int:

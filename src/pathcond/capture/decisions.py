@@ -39,7 +39,7 @@ PLUMBING = frozenset(
     )
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
-OWN = (_HERE + os.sep, trees.__file__)
+OWN = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "opaque", ""), trees.__file__)
 SPEAKING = frozenset(("warn", "warning", "warning_once", "info", "debug", "error", "exception"))
 ASSERTING = ("_assert", "_check", "assert", "check")
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep

@@ -360,7 +360,7 @@ class Watch(TorchFunctionMode):
         calls = []
         outer: FrameType | None = frame
         while outer is not None and not self._calls_model(outer):
-            if not is_library(outer.f_code.co_filename):
+            if not (is_library(outer.f_code.co_filename) or is_own(outer)):
                 calls.append((outer.f_code, _at(outer)))
             outer = outer.f_back
         caller = hash(tuple(calls))

@@ -11,15 +11,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ..capture.graph import capture_graphs, capture_watched
+from ..capture.graph import WatchedGraphs, capture_graphs, capture_watched
 from ..capture.isolation import LOCK
 from ..capture.models import Inputs, canonical_names
 from ..capture.nodes import Graph, Node
-from ..capture.watching import Watch
+from ..capture.watching import Place, Watch
 from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap
@@ -144,6 +145,38 @@ def capture_around(
     ):
         raise next(recording.error for recording in recordings)
     return [replace(each, frozen=frozen, unreached=unreached) for each in captured]
+
+
+def capture_inverted(
+    model: nn.Module,
+    example_inputs: Inputs,
+    invert: frozenset[Place],
+    opaque: Sequence[nn.Module],
+    *,
+    training: bool,
+    runnable: bool,
+) -> WatchedGraphs:
+    """Capture a model in one mode with other outcomes than its sizes have. Opaque modules return
+    what they return without these.
+
+    Args:
+        model, example_inputs, training, runnable: As in ``capture_watched``.
+        invert: Places at which tests by sizes come out the other way.
+        opaque: The modules that cannot be followed, as far as that is known.
+    """
+    capture = partial(
+        capture_watched, model, example_inputs, training=training, invert=invert, runnable=runnable
+    )
+    if not opaque:
+        return capture()
+    error = UnsupportedModelError(f"{type(model).__name__} cannot be run on the example batch")
+    if model in opaque or not runnable:
+        raise error
+    with uninterrupted(), LOCK:
+        recording = _record(model, example_inputs, list(opaque), training, error)
+        with stubs(model, recording) as sites:
+            found = capture()
+    return replace(found, graphs=tuple(with_sites(graph, sites) for graph in found.graphs))
 
 
 def children_on(model: nn.Module, example_inputs: Inputs, captured: Around) -> tuple[Child, ...]:

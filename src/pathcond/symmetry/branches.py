@@ -20,7 +20,7 @@ from __future__ import annotations
 import dis
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -115,7 +115,11 @@ class OtherWays:
 
 
 def find_other_ways(
-    model: nn.Module, runs: Sequence[Run], sizes: OtherSizes, *, force: bool = True
+    model: nn.Module,
+    runs: Sequence[Run],
+    sizes: OtherSizes,
+    *,
+    opaque: Sequence[nn.Module] = (),
 ) -> OtherWays:
     """Find the ways through a model that no example takes, in eval or in train mode; usually there
     are none. The modes may agree on all examples, and one of them go its own way elsewhere.
@@ -124,13 +128,13 @@ def find_other_ways(
         model: Any module, not wrapped; it is not changed.
         runs: On all examples that it is captured on.
         sizes: Which sizes of the first one can vary.
-        force: Whether outcomes may be put in the place of others.
+        opaque: Modules that cannot be followed: no outcome can be put in place inside of them.
     """
     search = _Search(model, sizes, list(runs))
     search.probe()
     search.try_sizes()
-    if force:
-        search.try_forcing()
+    inside = {module for outer in opaque for module in outer.modules()}
+    search.try_forcing({name for name, module in model.named_modules() if module in inside})
     return OtherWays(ways=tuple(search.ways), unfollowed=tuple(search.open()))
 
 
@@ -370,11 +374,17 @@ class _Search:
 
     # -- outcomes put in place ---------------------------------------------------------------------
 
-    def try_forcing(self) -> None:
-        """Put the other outcome of open decisions in its place: all at once, then one by one."""
+    def try_forcing(self, left_out: Collection[str]) -> None:
+        """Put the other outcome of open decisions in its place: all at once, then one by one; not
+        in modules of these names.
+        """
         failed: set[Place] = set()
         while len(self.ways) < MAX_WAYS:
-            todo = [d for d in self.open() if d.forcible and d.place not in failed]
+            todo = [
+                d
+                for d in self.open()
+                if d.forcible and d.place not in failed and d.module not in left_out
+            ]
             if not todo:
                 return
             example = self._example_of(todo[0])

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.graph import capture_watched
 from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node, is_empty
 from ..capture.outputs import require_fitting_types
 from ..capture.watching import Place, Watch
 from ..errors import UnsupportedModelError
-from ..opaque.around import Around, capture_around
+from ..opaque.around import Around, capture_around, capture_inverted
 from ..trees import tree_leaves, tree_map
 from .branches import Run, UnwatchableError, Way, find_other_ways, watch_run
 from .sizes import Example, OtherSizes, find_other_sizes, is_on_cpu
@@ -44,6 +43,7 @@ class Captured:
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module that another example may reach: its parameters and buffers}.
         unfollowed: {module that takes another way at sizes which no example has: where it does so}.
+        opaque: The modules that cannot be followed.
         watches: What it decides by sizes, as far as the captures show that.
         run: The same, where they show all of it.
     """
@@ -53,6 +53,7 @@ class Captured:
     frozen: Mapping[str, str] = field(default_factory=dict)
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unfollowed: Mapping[str, str] = field(default_factory=dict)
+    opaque: tuple[nn.Module, ...] = ()
     watches: tuple[Watch, ...] = ()
     run: Run | None = None
 
@@ -122,13 +123,12 @@ def _with_other_ways(
     model: nn.Module, found: list[Captured], runs: Sequence[Run], sizes: OtherSizes
 ) -> list[Captured]:
     """Captures of the ways that the model takes at sizes which none of the examples has."""
-    # What is called from inside a module that cannot be followed is not known without its results.
-    force = not any(capture.frozen or capture.unreached for capture in found)
-    others = find_other_ways(model, runs, sizes, force=force)
+    opaque = tuple(dict.fromkeys(module for capture in found for module in capture.opaque))
+    others = find_other_ways(model, runs, sizes, opaque=opaque)
     unfollowed = list(others.unfollowed)
     for way in others.ways:
         try:
-            found.append(_capture(model, way))
+            found.append(_capture(model, way, opaque=opaque))
         except UnsupportedModelError as error:
             logger.info("A way through the model cannot be captured: %s", error)
             unfollowed += way.shows
@@ -139,9 +139,14 @@ def _with_other_ways(
     return [first, *found[1:]]
 
 
-def _capture(model: nn.Module, way: Way, modes: Sequence[bool] = (False, True)) -> Captured:
+def _capture(
+    model: nn.Module,
+    way: Way,
+    modes: Sequence[bool] = (False, True),
+    opaque: tuple[nn.Module, ...] = (),
+) -> Captured:
     """Capture a model on a way in all modes; in eval mode alone where it fails in train mode on
-    inputs that nobody gave.
+    inputs that nobody gave. Opaque modules are known where outcomes are put in place.
     """
     example = way.example
     runnable = example.runnable or is_on_cpu(model)
@@ -153,8 +158,8 @@ def _capture(model: nn.Module, way: Way, modes: Sequence[bool] = (False, True)) 
         graphs: list[Graph] = []
         met: set[Place] = set()
         for training in modes:
-            found = capture_watched(
-                model, example.inputs, training=training, invert=way.invert, runnable=runnable
+            found = capture_inverted(
+                model, example.inputs, way.invert, opaque, training=training, runnable=runnable
             )
             graphs += found.graphs
             met = met.union(*(watch.met for watch in found.watches))
@@ -164,7 +169,7 @@ def _capture(model: nn.Module, way: Way, modes: Sequence[bool] = (False, True)) 
     except UnsupportedModelError:
         if len(modes) == 1 or example.given:
             raise
-    return _capture(model, way, modes[:1])
+    return _capture(model, way, modes[:1], opaque)
 
 
 def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
@@ -180,6 +185,7 @@ def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
         graphs=(*graphs, *parts),
         frozen=frozen,
         unreached=unreached,
+        opaque=tuple(dict.fromkeys(module for mode in modes for module in mode.opaque)),
         watches=watches,
         run=Run(example, watches) if whole else None,
     )
