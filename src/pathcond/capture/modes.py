@@ -41,11 +41,12 @@ DECIDING_OPERAND = {
     "repeat_interleave": "repeats",
     "_pack_padded_sequence": "lengths",
 }
-# Operations of other libraries whose sizes depend on sizes alone.
+# Operations beside torch's own whose sizes depend on sizes alone; an opaque module returns the same
+# sizes as on the example.
 SIZED_BY_SIZES = frozenset(
     f"torchvision::{name}"
     for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
-)
+) | {"pathcond::opaque"}
 AS_NUMBER = (
     Tensor.item,
     Tensor.__bool__,
