@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
+from pathcond.capture import graph
 from pathcond.capture.outputs import output_change
 from pathcond.lifting.lifting import capture_sample
+from pathcond.opaque import around as opaque_around
 from pathcond.opaque import stubs
 from pathcond.reference import count_symmetries
+from pathcond.symmetry.captures import capture_all
 
 from .cases import Calls
 from .zoo import outputs
@@ -388,6 +391,22 @@ def test_experts_behind_a_sparse_dispatch_are_rescaled_one_by_one(name: str) -> 
     assert symmetry.num_units == 4 + EXPERTS * units == count_symmetries(model, x) - 2 * WIDTH
     batches = [torch.randn(size, 3).double() for size in (40, 7, 1)]
     assert max(changes(model, x, symmetry, batches)) < 1e-10
+
+
+def test_what_cannot_be_followed_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the other mode, nor on inputs of other sizes; and torch.export is not asked there."""
+    model, x = around(Dispatch(*(Expert() for _ in range(EXPERTS))))
+    looked_for, exported = [], []
+    find, export = opaque_around.culprits, graph.export_graph
+    monkeypatch.setattr(
+        opaque_around, "culprits", lambda *args: looked_for.append(args) or find(*args)
+    )
+    monkeypatch.setattr(
+        graph, "export_graph", lambda *args, **how: exported.append(args) or export(*args, **how)
+    )
+    assert len(capture_all(model, x)) >= 2
+    assert len(looked_for) == 1
+    assert len(exported) == 2  # in vain: on the example, and to find out where it fails
 
 
 @pytest.mark.parametrize("calibrate", [True, False])

@@ -62,6 +62,7 @@ class Around:
         parts: The graphs of what opaque modules call, with the model's names.
         opaque: The modules that cannot be followed.
         children: What they call.
+        known: The opaque modules and why they are, for captures of other inputs.
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module inside an opaque one that this example does not reach: its parameters and
             buffers}.
@@ -73,6 +74,7 @@ class Around:
     parts: tuple[Graph, ...] = ()
     opaque: tuple[nn.Module, ...] = ()
     children: tuple[Child, ...] = ()
+    known: Recording | None = None
     frozen: dict[str, str] = field(default_factory=dict)
     unreached: dict[str, tuple[str, ...]] = field(default_factory=dict)
     watches: tuple[Watch, ...] = ()
@@ -91,6 +93,7 @@ def capture_around(
     modes: Sequence[bool] = (False, True),
     inside: bool = True,
     runnable: bool = True,
+    known: Recording | None = None,
 ) -> list[Around]:
     """Capture a model in each mode, around and inside what cannot be followed.
 
@@ -100,6 +103,7 @@ def capture_around(
         modes: True for train mode.
         inside: Whether to capture what opaque modules call.
         runnable: Whether the model may run on the values of the inputs.
+        known: Opaque modules that another capture has found.
 
     Raises:
         UnsupportedModelError: Nothing of the model can be followed.
@@ -107,7 +111,7 @@ def capture_around(
     model = unwrap(model)
     found: list[tuple[Around, Recording | None]] = []
     for training in modes:
-        known = next((recording for _, recording in found if recording is not None), None)
+        known = next((recording for _, recording in found if recording is not None), known)
         # Modules hold stand-ins meanwhile, which nobody may find in them.
         with uninterrupted(), LOCK:
             found.append(_around(model, example_inputs, training, known, runnable=runnable))
@@ -139,7 +143,15 @@ def capture_around(
             for each in inner:
                 for path, names in each.unreached.items():
                     unreached[f"{child.name}.{path}"] = tuple(own[name] for name in names)
-        captured.append(replace(around, parts=tuple(parts), opaque=opaque, children=children))
+        captured.append(
+            replace(
+                around,
+                parts=tuple(parts),
+                opaque=opaque,
+                children=children,
+                known=Recording(opaque=opaque, error=recordings[0].error),
+            )
+        )
     if inside and not any(
         graph.nodes for each in captured for graph in (*each.graphs, *each.parts)
     ):
@@ -151,7 +163,7 @@ def capture_inverted(
     model: nn.Module,
     example_inputs: Inputs,
     invert: frozenset[Place],
-    opaque: Sequence[nn.Module],
+    known: Recording | None,
     *,
     training: bool,
     runnable: bool,
@@ -162,18 +174,17 @@ def capture_inverted(
     Args:
         model, example_inputs, training, runnable: As in ``capture_watched``.
         invert: Places at which tests by sizes come out the other way.
-        opaque: The modules that cannot be followed, as far as that is known.
+        known: Its opaque modules, where it has some.
     """
     capture = partial(
         capture_watched, model, example_inputs, training=training, invert=invert, runnable=runnable
     )
-    if not opaque:
+    if known is None:
         return capture()
-    error = UnsupportedModelError(f"{type(model).__name__} cannot be run on the example batch")
-    if model in opaque or not runnable:
-        raise error
+    if model in known.opaque or not runnable:
+        raise known.error
     with uninterrupted(), LOCK:
-        recording = _record(model, example_inputs, list(opaque), training, error)
+        recording = _record(model, example_inputs, list(known.opaque), training, known.error)
         with stubs(model, recording) as sites:
             found = capture()
     return replace(found, graphs=tuple(with_sites(graph, sites) for graph in found.graphs))
@@ -202,13 +213,15 @@ def _around(
 
     Args:
         model, example_inputs, training: As in ``capture``.
-        known: Of another mode, where opaque modules have been found already.
+        known: Of another mode or other inputs, where opaque modules have been found already.
         runnable: As in ``capture_around``.
     """
     opaque: list[nn.Module] = list(known.opaque) if known is not None else []
     if known is not None:
         first = known.error
         suspects: list[nn.Module] = list(known.opaque)
+        if not runnable:  # nothing can be recorded
+            raise first
     else:
         try:
             found = capture_watched(model, example_inputs, training=training, runnable=runnable)

@@ -18,6 +18,7 @@ from ..capture.outputs import require_fitting_types
 from ..capture.watching import Place, Watch
 from ..errors import UnsupportedModelError
 from ..opaque.around import Around, capture_around, capture_inverted
+from ..opaque.recording import Recording
 from ..trees import tree_leaves, tree_map
 from .branches import Run, UnwatchableError, Way, find_other_ways, watch_run
 from .sizes import Example, OtherSizes, find_other_sizes, is_on_cpu
@@ -43,7 +44,7 @@ class Captured:
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module that another example may reach: its parameters and buffers}.
         unfollowed: {module that takes another way at sizes which no example has: where it does so}.
-        opaque: The modules that cannot be followed.
+        known: The modules that cannot be followed, where there are some.
         watches: What it decides by sizes, as far as the captures show that.
         run: The same, where they show all of it.
     """
@@ -53,7 +54,7 @@ class Captured:
     frozen: Mapping[str, str] = field(default_factory=dict)
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unfollowed: Mapping[str, str] = field(default_factory=dict)
-    opaque: tuple[nn.Module, ...] = ()
+    known: Recording | None = None
     watches: tuple[Watch, ...] = ()
     run: Run | None = None
 
@@ -107,11 +108,11 @@ def _capture_resized(
     """
     try:
         if first is not None and _has_one_program(first[0]):
-            captured = _capture(model, Way(example=example), (False,))
+            captured = _capture(model, Way(example=example), (False,), first[0].known)
             run = _run_of(model, captured)
             if run.goes_as(first[1]):
                 return [replace(captured, run=run)]
-        return [_capture(model, Way(example=example))]
+        return [_capture(model, Way(example=example), known=first[0].known if first else None)]
     except UnwatchableError:
         raise
     except UnsupportedModelError as error:
@@ -123,12 +124,12 @@ def _with_other_ways(
     model: nn.Module, found: list[Captured], runs: Sequence[Run], sizes: OtherSizes
 ) -> list[Captured]:
     """Captures of the ways that the model takes at sizes which none of the examples has."""
-    opaque = tuple(dict.fromkeys(module for capture in found for module in capture.opaque))
-    others = find_other_ways(model, runs, sizes, opaque=opaque)
+    known = found[0].known
+    others = find_other_ways(model, runs, sizes, opaque=known.opaque if known else ())
     unfollowed = list(others.unfollowed)
     for way in others.ways:
         try:
-            found.append(_capture(model, way, opaque=opaque))
+            found.append(_capture(model, way, known=known))
         except UnsupportedModelError as error:
             logger.info("A way through the model cannot be captured: %s", error)
             unfollowed += way.shows
@@ -143,23 +144,24 @@ def _capture(
     model: nn.Module,
     way: Way,
     modes: Sequence[bool] = (False, True),
-    opaque: tuple[nn.Module, ...] = (),
+    known: Recording | None = None,
 ) -> Captured:
     """Capture a model on a way in all modes; in eval mode alone where it fails in train mode on
-    inputs that nobody gave. Opaque modules are known where outcomes are put in place.
+    inputs that nobody gave. The first capture knows which modules are opaque.
     """
     example = way.example
     runnable = example.runnable or is_on_cpu(model)
     try:
         if not way.invert:
             return _join_modes(
-                example, capture_around(model, example.inputs, modes=modes, runnable=runnable)
+                example,
+                capture_around(model, example.inputs, modes=modes, runnable=runnable, known=known),
             )
         graphs: list[Graph] = []
         met: set[Place] = set()
         for training in modes:
             found = capture_inverted(
-                model, example.inputs, way.invert, opaque, training=training, runnable=runnable
+                model, example.inputs, way.invert, known, training=training, runnable=runnable
             )
             graphs += found.graphs
             met = met.union(*(watch.met for watch in found.watches))
@@ -169,7 +171,7 @@ def _capture(
     except UnsupportedModelError:
         if len(modes) == 1 or example.given:
             raise
-    return _capture(model, way, modes[:1], opaque)
+    return _capture(model, way, modes[:1], known)
 
 
 def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
@@ -185,7 +187,7 @@ def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:
         graphs=(*graphs, *parts),
         frozen=frozen,
         unreached=unreached,
-        opaque=tuple(dict.fromkeys(module for mode in modes for module in mode.opaque)),
+        known=modes[0].known,
         watches=watches,
         run=Run(example, watches) if whole else None,
     )
