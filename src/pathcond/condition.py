@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
@@ -283,12 +284,16 @@ def condition_(
     parameters = dict(unwrap(model).named_parameters())
     boxes = Boxes(symmetry, model, ranks, solver, criterion, max_log_scale)
 
-    def solve(share: float) -> tuple[Solution, tuple[DiagonalSample, ...]]:
+    def solve(share: float) -> _Solved:
         bounds = boxes.at(share)
         rounded = bool(round_to_power_of_two)
         solution = _solution(posed, solver, pace, symmetry.num_units, bounds, rounded)
         solution = solution.without_rounding(_precision(parameters.values()))
-        return solution, diagonal_sample(symmetry, parameters, entries, solution.log_scales)
+        return _Solved(
+            solution=solution,
+            diagonal=diagonal_sample(symmetry, parameters, entries, solution.log_scales),
+            held=boxes.count_held(share, solution.log_scales) if isinstance(posed, Problem) else {},
+        )
 
     def write(solution: Solution) -> Rescaling:
         return rescale_(
@@ -308,11 +313,20 @@ def condition_(
     shares: tuple[float, ...] = (SAFE_EPSILON_SHARE,)
     if verify:
         shares = ranks.agree_on(lambda: _shares(posed, solver, pace, boxes))
-    solution, diagonal, rescaling = _first_harmless(shares, solve, write, ranks, stages)
-    report = _report(symmetry, diagonal, solver, criterion, solution, rescaling, stages.seconds)
+    solved, rescaling = _first_harmless(shares, solve, write, ranks, stages)
+    report = _report(symmetry, solved, solver, criterion, rescaling, stages.seconds)
     _warn_of_what_may_hurt(report, criterion)
     _warn_where_nothing_is_gained(report)
     return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Solved:
+    """What is to be written, with diag(G) before and after, and the units at a bound."""
+
+    solution: Solution
+    diagonal: tuple[DiagonalSample, ...]
+    held: dict[str, int]
 
 
 def _choose_criterion(criterion: Criterion | None, solver: Solver, pace: Pace) -> Criterion:
@@ -336,26 +350,26 @@ def _warn_where_each_has_its_own(model: nn.Module, group: Any) -> None:
 
 def _first_harmless(
     shares: Sequence[float],
-    solve: Callable[[float], tuple[Solution, tuple[DiagonalSample, ...]]],
+    solve: Callable[[float], _Solved],
     write: Callable[[Solution], Rescaling],
     ranks: Ranks,
     stages: _Stages,
-) -> tuple[Solution, tuple[DiagonalSample, ...], Rescaling]:
+) -> tuple[_Solved, Rescaling]:
     """Solve and write, with the first share of ε at which train outputs keep to their tolerance.
 
     Args:
         shares: By which scales may change the share of ε in a norm, the largest first.
-        solve: What to write for a share, and the diagonal before and after.
+        solve: What to write for a share.
         write: Refuses, with the model untouched, what changes train outputs too much.
         ranks: All of them must come to the same.
         stages: Whose seconds are counted.
     """
     for share in shares:
         with stages("solve"):
-            solution, diagonal = ranks.agree_on(partial(solve, share))
+            solved = ranks.agree_on(partial(solve, share))
         try:
             with stages("rescale"):
-                return solution, diagonal, write(solution)
+                return solved, write(solved.solution)
         except TrainChangeError:
             if share == EPSILON_SHARES[-1]:
                 raise
@@ -487,10 +501,9 @@ def _shares(
 
 def _report(
     symmetry: Symmetry,
-    diagonal: tuple[DiagonalSample, ...],
+    solved: _Solved,
     solver: Solver,
     criterion: Criterion,
-    solution: Solution,
     rescaling: Rescaling,
     seconds: dict[str, float],
 ) -> Report:
@@ -500,14 +513,15 @@ def _report(
         approximate=symmetry.approximate,
         solver=repr(solver),
         criterion=repr(criterion if solver.needs_energy else solver),
-        solution=solution,
+        solution=solved.solution,
         groups=symmetry.groups,
         pinned=symmetry.pinned,
-        diagonal=diagonal,
+        diagonal=solved.diagonal,
         output_change_eval=rescaling.output_change_eval,
         output_change_train=rescaling.output_change_train,
         rounded=rescaling.rounded,
         seconds=seconds,
+        held=solved.held,
     )
 
 

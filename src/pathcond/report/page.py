@@ -9,6 +9,7 @@ import torch
 from ..symmetry.text import pinned_lines
 from . import charts
 from .conditioning import Conditioning
+from .text import tell_held
 
 SHOWN_LAYERS = 80
 STAGES = {
@@ -82,6 +83,7 @@ def conditioning(report: Conditioning, name: str | None = None) -> dict[str, Any
             "eval": _percent(report.output_change_eval),
             "train": _percent(report.output_change_train),
         },
+        "held": tell_held(report.held) if report.held else "",
         "pinned": [line.partition(": ")[::2] for line in pinned_lines(report.pinned)],
         "scales_chart": Markup(charts.distributions(rows, x_label="log λ")),
         "diagonal_chart": Markup(charts.histograms(sides, x_label="log10 g")),

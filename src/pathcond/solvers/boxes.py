@@ -18,6 +18,7 @@ from .balance import balance_bounds
 from .solver import Solver
 
 SMOOTH_BOUND = 2.5  # |log λ| of smooth activations, the paper's |u| ≤ 5 (sec. gelu)
+AT_BOUND = 1e-9  # log λ that is nearer to a bound than this is at it
 
 
 class Boxes:
@@ -53,6 +54,7 @@ class Boxes:
         self.model = model
         self.ranks = ranks
         self.bound = max_log_scale
+        self._of_epsilon: dict[float, tuple[Tensor, Tensor]] = {}
 
     @cached_property
     def epsilon_shares(self) -> EpsilonShares:
@@ -67,14 +69,37 @@ class Boxes:
 
     def at(self, share: float) -> tuple[Tensor, Tensor]:
         """Least and greatest log λ of every unit, (num_units,) each."""
-        lower, upper = self.epsilon_shares.box(share)
-        # each process has statistics of its own
-        lower = self.ranks.maximum(lower)
-        upper = -self.ranks.maximum(-upper)
+        lower, upper = self._set_by_epsilon(share)
         return torch.maximum(lower, self.around_balance[0]), torch.minimum(
             upper, self.around_balance[1]
         )
 
+    def _set_by_epsilon(self, share: float) -> tuple[Tensor, Tensor]:
+        if share not in self._of_epsilon:
+            lower, upper = self.epsilon_shares.box(share)
+            # each process has statistics of its own
+            self._of_epsilon[share] = self.ranks.maximum(lower), -self.ranks.maximum(-upper)
+        return self._of_epsilon[share]
+
+    def count_held(self, share: float, log_scales: Tensor) -> dict[str, int]:
+        """How many units are at a bound, {what sets it: units}.
+
+        Args:
+            share: Of ε, for which they were found.
+            log_scales: log λ of every unit, (num_units,).
+        """
+        by_epsilon = _is_at(self._set_by_epsilon(share), log_scales.cpu())
+        otherwise = _is_at(self.around_balance, log_scales.cpu()) & ~by_epsilon
+        rule = "the bound around balance" if self.balanced else "max_log_scale"
+        held = {"the ε of a norm": int(by_epsilon.sum()), rule: int(otherwise.sum())}
+        return {name: units for name, units in held.items() if units}
+
     def is_reached(self, share: float) -> bool:
         """Whether some scale is at the bound that ε sets it for this share."""
         return bool(self.ranks.maximum(torch.tensor(float(self.epsilon_shares.is_reached(share)))))
+
+
+def _is_at(bounds: tuple[Tensor, Tensor], log_scales: Tensor) -> Tensor:
+    """Which units are at one of two bounds, (num_units,) bool."""
+    lower, upper = (bound.cpu() for bound in bounds)
+    return ((log_scales - lower).abs() <= AT_BOUND) | ((upper - log_scales).abs() <= AT_BOUND)
