@@ -713,7 +713,14 @@ def test_an_inverted_loop_ends() -> None:
             h = h * 1
         return h
 
-    assert pathcond.find_symmetry(block(meets), torch.randn(6, 8, 3)).num_units == INNER
+    def asks_once_more(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        while n > 100_000:
+            h = h * 1
+        return h
+
+    for way in (meets, asks_once_more):
+        assert pathcond.find_symmetry(block(way), torch.randn(6, 8, 3)).num_units == INNER
 
 
 @pytest.mark.parametrize(
@@ -772,6 +779,47 @@ def test_numbers_made_of_sizes_lie_between_their_ends(
             number = STEPS[name](number, abs(k) if name == "pow" else k)
             least, greatest = ends_of(number)
             assert least <= bare(number) <= greatest
+
+
+def test_the_same_question_of_the_same_number_has_one_answer() -> None:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        h = F.relu(h) if n > 100_000 else h
+        if n > 200_000:
+            h = 2 * h
+        return h.abs() if n > 100_000 else h
+
+    model, x = block(meets), torch.randn(6, 8, 3)
+    with Watch(model) as watch:
+        model(x)
+    first, other, again = watch.decisions
+    assert (first.repeats, other.repeats, again.repeats) == (None, None, first.place)
+    inverted = Watch(model, frozenset([first.place]))
+    with inverted:
+        model(x)
+    assert [d.outcome for d in inverted.decisions] == [True, False, True]
+    assert pathcond.find_symmetry(model, x).num_units == WIDTH + ALWAYS
+
+
+def test_a_question_that_cannot_be_followed_pins_where_it_is_asked_again() -> None:
+    class Asks(nn.Module):
+        def __init__(self, otherwise: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 3)
+            self.otherwise = otherwise
+
+        def forward(self, x: Tensor, n: int) -> Tensor:
+            h = F.relu(self.a(x))
+            return self.b(self.otherwise(h) if n > 100_000 else h)  # type: ignore[no-any-return]
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        return self.second(self.first(x, n), n)  # type: ignore[no-any-return]
+
+    x = torch.randn(6, 8, 3)
+    for otherwise, units in ((lambda h: h.view(-1, 7, 4), 0), (F.relu, 4 + 3 + 4)):
+        model = Calls(forward, first=Asks(otherwise), second=Asks(F.relu))
+        assert pathcond.find_symmetry(model, x).num_units == units
 
 
 def test_an_outcome_that_leads_around_another() -> None:

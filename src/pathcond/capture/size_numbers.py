@@ -31,7 +31,9 @@ class Watcher(Protocol):
 
     def sizes_of(self, tensor: Tensor, found: Any, axis: int | None = None) -> Any: ...
 
-    def note_test(self, operands: tuple[Any, Any], outcome: bool, *, orders: bool) -> bool: ...
+    def note_test(
+        self, operands: tuple[Any, Any], outcome: bool, compare: Callable[[Any, Any], bool]
+    ) -> bool: ...
 
     def note_loop(self, bounds: tuple[Any, ...], turns: range, frame: FrameType) -> range: ...
 
@@ -218,8 +220,7 @@ def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any
         outcome = compare(bare(self), bare(other))
         if running.watch is None or _is_always_so(compare, self, other):
             return outcome
-        orders = compare not in EQUALITY
-        return running.watch.note_test((self, other), outcome, orders=orders)
+        return running.watch.note_test((self, other), outcome, compare)
 
     return method
 
@@ -236,7 +237,7 @@ def _truth(self: Any) -> bool:
     outcome = bool(bare(self))
     if running.watch is None or _is_always_so(operator.ne, self, 0):
         return outcome
-    return running.watch.note_test((self, 0), outcome, orders=False)
+    return running.watch.note_test((self, 0), outcome, operator.ne)
 
 
 def _at_end(rounded: Callable[[float], float]) -> Callable[[float], float]:

@@ -24,7 +24,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -38,6 +38,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .called import CallSequence
 from .decisions import calling_module, frames, is_check, is_library, is_own
 from .size_numbers import (
+    EQUALITY,
     WatchedRange,
     as_size,
     bare,
@@ -134,6 +135,7 @@ class Decision:
         inverted: The places at which the run was made to take the other way.
         alike: Whether both operands were computed from the same sizes, and are equal.
         forcible: Whether the other outcome can be put in its place. In ``max(0, n - 8)`` it cannot.
+        repeats: Where the same was asked of the same number first: both come out alike.
     """
 
     place: Place
@@ -144,6 +146,16 @@ class Decision:
     inverted: frozenset[Place] = frozenset()
     alike: bool = False
     forcible: bool = True
+    repeats: Place | None = None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """How a test came out and where, with the numbers, which must not make room for others."""
+
+    outcome: bool
+    place: Place
+    operands: tuple[Any, Any]
 
 
 class Watch(TorchFunctionMode):
@@ -172,6 +184,7 @@ class Watch(TorchFunctionMode):
         self._sized_by_values = WeakTensorKeyDictionary()
         self._may_be_empty = WeakTensorKeyDictionary()
         self._inversions = 0
+        self._answers: dict[tuple[Any, ...], _Answer] = {}
 
     @property
     def decisions(self) -> list[Decision]:
@@ -329,16 +342,19 @@ class Watch(TorchFunctionMode):
                 operands = (bare(number), member)
                 self._note(place, operands, number.sources, operands[0] == member, forcible=False)
 
-    def note_test(self, operands: tuple[Any, Any], outcome: bool, *, orders: bool) -> bool:
-        """Note a test of sizes, and say how it comes out.
+    def note_test(
+        self, operands: tuple[Any, Any], outcome: bool, compare: Callable[[Any, Any], bool]
+    ) -> bool:
+        """Note a test of sizes, and say how it comes out: as before, if the very same numbers were
+        compared before.
 
         Args:
             operands: What is compared.
             outcome: How.
-            orders: Whether it asks which of them is larger.
+            compare: By what.
         """
         frame = next(iter(frames()), None)
-        kind = _kind_of_test(frame, orders) if frame is not None else None
+        kind = _kind_of_test(frame, compare not in EQUALITY) if frame is not None else None
         if frame is None or kind is None:
             self.last = None
             return outcome
@@ -346,15 +362,21 @@ class Watch(TorchFunctionMode):
         form = hash(tuple(map(form_of, operands)))
         place = self._place(frame, form=form)
         values = (bare(operands[0]), bare(operands[1]))
-        alike = len(sources) == 2 and sources[0] == sources[1] and values[0] == values[1]
-        return self._note(
+        asked = (compare, *(id(n) if is_watched(n) else (type(n), n) for n in operands))
+        before = self._answers.get(asked)
+        note = functools.partial(
+            self._note,
             place,
             values,
             frozenset().union(*sources),
-            outcome,
-            alike=alike,
-            forcible=kind == "test",
+            alike=len(sources) == 2 and sources[0] == sources[1] and values[0] == values[1],
         )
+        if before is not None:
+            return note(before.outcome, forcible=False, repeats=before.place)
+        answer = note(outcome, forcible=kind == "test")
+        if kind == "test":
+            self._answers[asked] = _Answer(answer, place, operands)
+        return answer
 
     def _place(self, frame: FrameType, *, part: int = -1, form: int = 0) -> Place:
         calls = []
@@ -380,22 +402,34 @@ class Watch(TorchFunctionMode):
         numeric: bool = False,
         alike: bool = False,
         forcible: bool = True,
+        repeats: Place | None = None,
     ) -> bool:
-        if place in self.invert and not (numeric and outcome):
+        if repeats in self.met:
+            self._count_inversion(place)
+        elif repeats is None and place in self.invert and not (numeric and outcome):
             self.met.add(place)
             self.last = None if numeric else place
-            self._inversions += 1
-            if self._inversions > MAX_INVERTED:
-                self.last = None
-                raise RecursionError(f"{place} does not end when its test is inverted")
+            self._count_inversion(place)
             outcome = not outcome
-        module = calling_module(self._modules)
-        self._noted[
-            Decision(
-                place, module, operands, sources, outcome, frozenset(self.met), alike, forcible
-            )
-        ] = None
+        decision = Decision(
+            place=place,
+            module=calling_module(self._modules),
+            operands=operands,
+            sources=sources,
+            outcome=outcome,
+            inverted=frozenset(self.met),
+            alike=alike,
+            forcible=forcible,
+            repeats=repeats,
+        )
+        self._noted[decision] = None
         return outcome
+
+    def _count_inversion(self, place: Place) -> None:
+        self._inversions += 1
+        if self._inversions > MAX_INVERTED:
+            self.last = None
+            raise RecursionError(f"{place} does not end when its test is inverted")
 
 
 def _lengths_cut(sizes: tuple[int, ...], index: Any) -> list[tuple[int, frozenset[int]]]:

@@ -232,13 +232,20 @@ class _Search:
         place and module.
         """
         several = len({id(run.example) for run in self.runs}) > 1
-        return [
-            decisions[0][1]
+        found = [
+            decisions
             for decisions in self._by_place().values()
             if not any(decision.place in self.checks for _, decision in decisions)
             and (several or _is_by_values(decisions))
             and _is_one_sided(decisions)
             and not self._is_identity(decisions)
+        ]
+        first = {d.place for decisions in found for _, d in decisions if d.repeats is None}
+        return [
+            decisions[0][1]
+            for decisions in found
+            # Where the same is asked again, it comes out as it did first.
+            if any(d.repeats is None or d.repeats in first for _, d in decisions)
         ]
 
     def _is_identity(self, decisions: Sequence[tuple[Example, Decision]]) -> bool:
