@@ -443,16 +443,16 @@ def test_the_report_counts_the_units_at_a_bound() -> None:
     x = torch.randn(16, 6)
     model = mlp((5, 4), inputs=6, outputs=3, batch_norm=True).train()
     free = condition_(copy.deepcopy(model), x)
-    assert not free.held
-    assert "held" not in str(free)
+    assert not free.at_bound
+    assert "bounds" not in str(free)
     bounded = condition_(copy.deepcopy(model), x, max_log_scale=0.01)
     at_bound = int((bounded.log_scales.abs() >= 0.01 - 1e-9).sum())
-    assert bounded.held == {"max_log_scale": at_bound} == bounded.to_dict()["units_held"]
+    assert bounded.at_bound == {"max_log_scale": at_bound} == bounded.to_dict()["units_at_bound"]
     for layer in (module for module in model if isinstance(module, nn.Linear)):
         nn.init.normal_(layer.weight, std=1e-4)
     held = condition_(model, x)
     norms = sum(len(group.units) for group in held.groups if group.name in ("1", "4"))
-    assert held.held["the ε of a norm"] >= norms > 0
+    assert held.at_bound["the ε of a norm"] >= norms > 0
     assert "units go as far as the ε of a norm lets them" in str(held)
 
 

@@ -292,7 +292,9 @@ def condition_(
         return _Solved(
             solution=solution,
             diagonal=diagonal_sample(symmetry, parameters, entries, solution.log_scales),
-            held=boxes.count_held(share, solution.log_scales) if isinstance(posed, Problem) else {},
+            at_bound=boxes.count_at_bound(share, solution.log_scales)
+            if isinstance(posed, Problem)
+            else {},
         )
 
     def write(solution: Solution) -> Rescaling:
@@ -326,7 +328,7 @@ class _Solved:
 
     solution: Solution
     diagonal: tuple[DiagonalSample, ...]
-    held: dict[str, int]
+    at_bound: dict[str, int]
 
 
 def _choose_criterion(criterion: Criterion | None, solver: Solver, pace: Pace) -> Criterion:
@@ -521,7 +523,7 @@ def _report(
         output_change_train=rescaling.output_change_train,
         rounded=rescaling.rounded,
         seconds=seconds,
-        held=solved.held,
+        at_bound=solved.at_bound,
     )
 
 

@@ -36,7 +36,7 @@ class Conditioning:
     output_change_train: float | None
     rounded: bool
     seconds: dict[str, float]
-    held: dict[str, int] = field(default_factory=dict)
+    at_bound: dict[str, int] = field(default_factory=dict)
 
     @property
     def log_scales(self) -> Tensor:
@@ -150,7 +150,7 @@ class Conditioning:
             "output_change_eval": self.output_change_eval,
             "output_change_train": self.output_change_train,
             "rounded_to_powers_of_two": self.rounded,
-            "units_held": dict(self.held),
+            "units_at_bound": dict(self.at_bound),
             "seconds": dict(self.seconds),
             "layers": self.layers(),
             "pinned": [asdict(pin) for pin in self.pinned],

@@ -9,7 +9,7 @@ import torch
 from ..symmetry.text import pinned_lines
 from . import charts
 from .conditioning import Conditioning
-from .text import tell_held
+from .text import tell_bounds
 
 SHOWN_LAYERS = 80
 STAGES = {
@@ -83,7 +83,7 @@ def conditioning(report: Conditioning, name: str | None = None) -> dict[str, Any
             "eval": _percent(report.output_change_eval),
             "train": _percent(report.output_change_train),
         },
-        "held": tell_held(report.held) if report.held else "",
+        "bounds": tell_bounds(report.at_bound) if report.at_bound else "",
         "pinned": [line.partition(": ")[::2] for line in pinned_lines(report.pinned)],
         "scales_chart": Markup(charts.distributions(rows, x_label="log λ")),
         "diagonal_chart": Markup(charts.histograms(sides, x_label="log10 g")),

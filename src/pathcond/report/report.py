@@ -27,7 +27,7 @@ class Report(Conditioning):
             output; None if not verified.
         rounded: Whether factors were rounded to powers of two.
         seconds: Wall-clock time of every stage.
-        held: Units at a bound, {what sets it: how many}.
+        at_bound: Units at a bound, {what sets it: how many}.
     """
 
     def to_html(self, path: str | os.PathLike[str], *, name: str | None = None) -> Path:

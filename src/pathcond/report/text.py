@@ -43,7 +43,7 @@ def report_table(report: Conditioning) -> str:
             if report.diagonal
             else []
         ),
-        *([("held", tell_held(report.held))] if report.held else []),
+        *([("bounds", tell_bounds(report.at_bound))] if report.at_bound else []),
         ("outputs", f"changed by {in_eval} in eval mode, {in_train} in train mode{rounded}"),
         ("seconds", f"{sum(report.seconds.values()):.2f} ({seconds})"),
     ]
@@ -81,13 +81,13 @@ def paths_table(log10_paths: float, path_norm: float, off_path: dict[str, str], 
     return "\n".join(lines)
 
 
-def tell_held(held: Mapping[str, int]) -> str:
+def tell_bounds(at_bound: Mapping[str, int]) -> str:
     """Which units are at a bound, as a sentence.
 
-    >>> tell_held({"the ε of a norm": 1200, "max_log_scale": 8})
+    >>> tell_bounds({"the ε of a norm": 1200, "max_log_scale": 8})
     '1,200 units go as far as the ε of a norm lets them, 8 units as far as max_log_scale'
     """
-    (name, units), *others = held.items()
+    (name, units), *others = at_bound.items()
     told = [f"{count_of(units, 'unit')} go as far as {name} lets them"]
     return ", ".join([*told, *(f"{count_of(n, 'unit')} as far as {other}" for other, n in others)])
 

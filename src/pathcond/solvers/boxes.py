@@ -81,7 +81,7 @@ class Boxes:
             self._of_epsilon[share] = self.ranks.maximum(lower), -self.ranks.maximum(-upper)
         return self._of_epsilon[share]
 
-    def count_held(self, share: float, log_scales: Tensor) -> dict[str, int]:
+    def count_at_bound(self, share: float, log_scales: Tensor) -> dict[str, int]:
         """How many units are at a bound, {what sets it: units}.
 
         Args:
@@ -91,8 +91,8 @@ class Boxes:
         by_epsilon = _is_at(self._set_by_epsilon(share), log_scales.cpu())
         otherwise = _is_at(self.around_balance, log_scales.cpu()) & ~by_epsilon
         rule = "the bound around balance" if self.balanced else "max_log_scale"
-        held = {"the ε of a norm": int(by_epsilon.sum()), rule: int(otherwise.sum())}
-        return {name: units for name, units in held.items() if units}
+        found = {"the ε of a norm": int(by_epsilon.sum()), rule: int(otherwise.sum())}
+        return {name: units for name, units in found.items() if units}
 
     def is_reached(self, share: float) -> bool:
         """Whether some scale is at the bound that ε sets it for this share."""
