@@ -751,6 +751,7 @@ STEPS: dict[str, Callable[..., Any]] = {
     "mod": operator.mod,
     "pow": operator.pow,
     "rest of": lambda n, k: k % n if n else k,
+    "rest of a fraction": lambda n, k: (k + 0.5) % n if n else k,
     "taken from": lambda n, k: k - n,
     "over": lambda n, k: k // n if n else k,
     "neg": lambda n, _: -n,

@@ -202,8 +202,8 @@ def _ends_after(compute: Callable[..., Any], operands: Sequence[Any]) -> Ends:
     ends = [ends_of(operand) for operand in operands]
     if compute is operator.mod:
         divisor, same = ends[1]
-        whole = divisor == same and isinstance(divisor, int) and divisor > 0
-        return (0, divisor - 1) if whole and type(operands[0]) is not WatchedFloat else ANYWHERE
+        whole = isinstance(operands[0], int) and isinstance(divisor, int)
+        return (0, divisor - 1) if whole and divisor == same and divisor > 0 else ANYWHERE
     divides = compute in (operator.truediv, operator.floordiv)
     if compute not in EXTREME_AT_ENDS or (divides and not ends[1][0] > 0):
         return ANYWHERE

@@ -184,7 +184,7 @@ def capture_sample(model: nn.Module, example_inputs: Inputs | Sample | Prepared)
     samples = split_samples(model, example_inputs)
     captured = capture_around(model, samples[0], modes=(False,), inside=False)[0]
     # One sample does not reach all that the batch does.
-    children = children_on(model, example_inputs, captured) if captured.opaque else ()
+    children = children_on(model, example_inputs, captured)
     _refuse_written_parameters(captured.graph)
     _refuse_transforms(captured.graph)
     _refuse_generators(captured.graph)

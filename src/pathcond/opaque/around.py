@@ -8,6 +8,7 @@ rescaled inside.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,9 +61,8 @@ class Around:
         graphs: All that could be followed; an opaque module is one call in it. Several where random
             numbers decide which layers run.
         parts: The graphs of what opaque modules call, with the model's names.
-        opaque: The modules that cannot be followed.
+        known: The modules that cannot be followed and why, for captures of other inputs too.
         children: What they call.
-        known: The opaque modules and why they are, for captures of other inputs.
         frozen: Parameters and buffers that must stay as they are, and why.
         unreached: {module inside an opaque one that this example does not reach: its parameters and
             buffers}.
@@ -72,9 +72,8 @@ class Around:
 
     graphs: tuple[Graph, ...]
     parts: tuple[Graph, ...] = ()
-    opaque: tuple[nn.Module, ...] = ()
-    children: tuple[Child, ...] = ()
     known: Recording | None = None
+    children: tuple[Child, ...] = ()
     frozen: dict[str, str] = field(default_factory=dict)
     unreached: dict[str, tuple[str, ...]] = field(default_factory=dict)
     watches: tuple[Watch, ...] = ()
@@ -147,9 +146,9 @@ def capture_around(
             replace(
                 around,
                 parts=tuple(parts),
-                opaque=opaque,
                 children=children,
-                known=Recording(opaque=opaque, error=recordings[0].error),
+                # A copy of the error does not keep the frames that raised it.
+                known=Recording(opaque=opaque, error=copy.copy(recordings[0].error)),
             )
         )
     if inside and not any(
@@ -195,9 +194,13 @@ def children_on(model: nn.Module, example_inputs: Inputs, captured: Around) -> t
     with.
     """
     model = unwrap(model)
+    if captured.known is None:
+        return ()
     error = UnsupportedModelError(f"{type(model).__name__} cannot be run on the example batch")
     with uninterrupted():
-        recording = record(model, example_inputs, captured.opaque, training=False, error=error)
+        recording = record(
+            model, example_inputs, captured.known.opaque, training=False, error=error
+        )
     return _children(model, [recording])[0]
 
 
