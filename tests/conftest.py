@@ -22,8 +22,9 @@ settings.load_profile("pathcond")
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # oneDNN takes several times as long as torch's own kernels for layers as small as these
 torch.backends.mkldnn.set_flags(False)  # type: ignore[attr-defined]
-# workers that fight for cores are many times slower
-torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+# Threads that fight for cores are many times slower, also for those that this process may not use.
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // workers)))
 
 
 @pytest.fixture(autouse=True)

@@ -329,18 +329,18 @@ def _rates(rows: Sequence[Row], variant: Variant) -> Claim:
         f"CIFAR-NV {variant.name}: its advantage is greatest at small to moderate learning rates "
         "(fig:generalize_all_lrs)"
     )
-    gains = {
-        rate: _gain(where(rows, learning_rate=rate), "paper")
-        for rate in settings_of(rows, "learning_rate")
-    }
-    gains = {rate: gain for rate, gain in gains.items() if not math.isnan(gain)}
+    by_rate = {rate: where(rows, learning_rate=rate) for rate in settings_of(rows, "learning_rate")}
+    pairs = {rate: match_runs(found, "baseline", "paper") for rate, found in by_rate.items()}
+    gains = {rate: _gain(by_rate[rate], "paper") for rate, found in pairs.items() if found}
     low, high = (
         [gain for rate, gain in gains.items() if (rate <= RATE) == is_low]
         for is_low in (True, False)
     )
     if not low or not high:
         return Claim.not_run(text)
-    told = ", ".join(f"{gain:+.1f} at {rate:g}" for rate, gain in gains.items())
+    told = ", ".join(
+        f"{gain:+.1f} at {rate:g} ({seeds_of(pairs[rate])})" for rate, gain in gains.items()
+    )
     return Claim.judge(
         text,
         max(low) > max(0, *high),
