@@ -561,9 +561,10 @@ def test_verdicts_on_learning_rates_follow_the_rows() -> None:
 
 
 def convolutional_rows(
-    curves: dict[str, tuple[list[float], float]], rate: float = 1e-3
+    curves: dict[str, tuple[list[float], float]], rate: float = 1e-3, **keys: bool
 ) -> list[Row]:
     job = {"epochs": 100, "learning_rate": rate, "seed": 0, "final_norm": False, "bias": True}
+    job |= keys
     return [
         Row(job | {"method": method}, {"fitted_accuracy": train, "test_accuracy": [test]}, {})
         for method, (train, test) in curves.items()
@@ -608,6 +609,26 @@ def test_verdicts_on_convolutional_networks_follow_the_rows() -> None:
         dict.fromkeys(curves, (rising(60), 0.75)), 1e-2
     )
     assert convolutional.claims(more)[2].verdict == "reproduced"
+
+
+def test_runs_in_float32_and_classes_that_may_have_died_are_told_beside_the_verdict() -> None:
+    alive, dead = [0.5, 1.0], [0.5, 0.9]
+    curves = {"baseline": (alive, 0.75), "paper": (alive, 0.78)}
+    rows = convolutional_rows(curves)
+    first, *others = convolutional.claims(rows)
+    assert "No class died: all 2 runs" in first.details
+    assert not any("died" in claim.details for claim in others)
+    one_died = convolutional_rows(curves | {"paper": (dead, 0.78)})
+    assert "1 of 2 runs stay at 90 %" in convolutional.claims(one_died)[0].details
+    # they are no further seeds of the others, and need no others
+    precise = convolutional_rows({"baseline": (dead, 0.5), "paper": (dead, 0.4)}, float32=True)
+    with_precise = convolutional.claims(rows + precise)
+    assert with_precise[0].details == f"{first.details} In float32: " + (
+        "baseline 50 % (1 seed); PathCond as in the paper 40 % (1 seed)."
+    )
+    assert with_precise[1:] == others
+    assert {claim.verdict for claim in convolutional.claims(precise)} == {"not run"}
+    assert "as published, in float32" in convolutional.table(precise)
 
 
 @pytest.mark.parametrize("figure", [mlp_depth, convolutional, autoencoders, smooth])
