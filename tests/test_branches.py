@@ -732,9 +732,21 @@ def test_an_inverted_loop_ends() -> None:
         lambda self, h, x: h.tanh() if x.shape[1] / 2 == 0 else h,
         lambda self, h, x: h.tanh() if math.ceil(x.shape[1] / 4) * 4 < 1 else h,
         lambda self, h, x: h + x.shape[1] % 1,
+        lambda self, h, x: h.tanh() if x.shape[0] * x.shape[1] == -1 else h,
+        lambda self, h, x: h.tanh() if x.shape[1] // x.shape[0] < 0 else h,
         lambda self, h, x: torch.cat([h[..., :WIDTH], h[..., WIDTH:].tanh()], -1),
     ],
-    ids=["padding", "rest", "number of blocks", "half", "rounded up", "always zero", "features"],
+    ids=[
+        "padding",
+        "rest",
+        "number of blocks",
+        "half",
+        "rounded up",
+        "always zero",
+        "product",
+        "quotient",
+        "features",
+    ],
 )
 def test_what_comes_out_one_way_at_all_sizes_is_not_followed(meets: Callable[..., Tensor]) -> None:
     model, x = block(meets), torch.randn(6, 8, 3)
@@ -764,20 +776,27 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(-3, 4)), max_size=5),
+    st.lists(
+        st.tuples(st.sampled_from(sorted(STEPS)), st.integers(-3, 4) | st.just("before")),
+        max_size=6,
+    ),
+    st.integers(1, 60),
     st.integers(1, 60),
 )
 def test_numbers_made_of_sizes_lie_between_their_ends(
-    steps: list[tuple[str, int]], size: int
+    steps: list[tuple[str, int | str]], size: int, other: int
 ) -> None:
     with Watch(nn.Linear(2, 2)):
-        number: Any = torch.empty(size).shape[0]
-        for name, k in steps:
-            if name in ("truediv", "floordiv", "mod") and k == 0:
+        # with a constant, or with the number before this one
+        before, number = torch.empty(size, other).shape
+        for name, constant in steps:
+            k: Any = before if constant == "before" else constant
+            if name in ("truediv", "floordiv", "mod") and bare(k) == 0:
                 continue
-            if name == "pow" and abs(number) > 100:
+            if name == "pow" and (abs(bare(number)) > 100 or abs(bare(k)) > 4):
                 continue
-            number = STEPS[name](number, abs(k) if name == "pow" else k)
+            found = STEPS[name](number, abs(k) if name == "pow" else k)
+            before, number = number, found
             least, greatest = ends_of(number)
             assert least <= bare(number) <= greatest
 

@@ -207,8 +207,10 @@ def _ends_after(compute: Callable[..., Any], operands: Sequence[Any]) -> Ends:
     divides = compute in (operator.truediv, operator.floordiv)
     if compute not in EXTREME_AT_ENDS or (divides and not ends[1][0] > 0):
         return ANYWHERE
-    found = [EXTREME_AT_ENDS[compute](*corner) for corner in itertools.product(*ends)]
-    return ANYWHERE if any(map(math.isnan, found)) else (min(found), max(found))
+    corners = [EXTREME_AT_ENDS[compute](*corner) for corner in itertools.product(*ends)]
+    # Where ∞ - ∞ and ∞ / ∞ lead lies between the other corners.
+    found = [corner for corner in corners if not math.isnan(corner)]
+    return min(found), max(found)
 
 
 def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
@@ -241,7 +243,7 @@ def _truth(self: Any) -> bool:
 
 
 def _at_end(rounded: Callable[[float], float]) -> Callable[[float], float]:
-    return lambda end: end if math.isinf(end) else rounded(end)
+    return lambda end: rounded(end) if math.isfinite(end) else end
 
 
 EQUALITY = (operator.eq, operator.ne)
@@ -258,7 +260,8 @@ UNARY: dict[str, Callable[..., Any]] = {
 }
 # What is greatest and least where its operands are; divisors must be positive.
 EXTREME_AT_ENDS: dict[Callable[..., Any], Callable[..., float]] = {
-    **{op: op for op in (operator.add, operator.sub, operator.mul, operator.truediv)},
+    **{op: op for op in (operator.add, operator.sub, operator.truediv)},
+    operator.mul: lambda a, b: a * b if a and b else 0,  # no size is ∞
     operator.floordiv: lambda a, b: _at_end(math.floor)(a / b),
     operator.neg: operator.neg,
     operator.pos: operator.pos,
