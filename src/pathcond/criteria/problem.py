@@ -218,6 +218,22 @@ class Problem:
         """The same for those that divide."""
         return torch.cat([*(block.columns for block in self.blocks), self.pairs.columns])
 
+    def spans(self, at_rows: Tensor, at_columns: Tensor) -> list[tuple[range, range]]:
+        """Between what whole numbers lie at the rows, and at the columns, of every block; they are
+        given for every entry of ``rows`` and ``columns``.
+        """
+        if not self.blocks:
+            return []
+        found = []
+        for axis, numbers in enumerate((at_rows, at_columns)):
+            lengths = torch.tensor([block.energy.shape[axis] for block in self.blocks])
+            block = torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device)
+            ends = torch.stack([numbers[: len(block)], -numbers[: len(block)]])
+            least = torch.zeros(2, len(lengths), dtype=ends.dtype, device=self.device)
+            least.scatter_reduce_(1, block.expand(2, -1), ends, "amin", include_self=False)
+            found.append([range(low, 1 - negative) for low, negative in least.T.tolist()])
+        return list(zip(*found, strict=True))
+
     def through(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """M y for every entry of ``rows`` and Mᵀ x for every entry of ``columns``; x and y are
         (num_classes,).

@@ -13,6 +13,8 @@ from torch import Tensor
 from ..criteria.problem import Block, Point, Problem
 
 LARGEST_STEP = 20.0  # of any u at once: e^20 is as far as a quadratic model can be trusted
+LARGEST_EXPONENT = 4.0  # by which the energy between two layers may change at once
+SETTLED = 1e-8  # a decrease of F per parameter that Newton's next step would not matter beside
 
 
 class LayerScales:
@@ -40,13 +42,13 @@ class LayerScales:
         self.mixed: list[tuple[int, Block]] = []
         found: list[Tensor] = []
         row = column = count = 0
-        for block in problem.blocks:
+        for block, spans in zip(problem.blocks, problem.spans(rows, columns), strict=True):
             height, width = block.energy.shape
             at_row = slice(row, row + height)
             at_column = slice(column, column + width)
             row, column = row + height, column + width
-            above, r = torch.unique(rows[at_row], return_inverse=True)
-            below, c = torch.unique(columns[at_column], return_inverse=True)
+            above, r = _distinct(rows[at_row], spans[0])
+            below, c = _distinct(columns[at_column], spans[1])
             if len(below) == 1:
                 pair[0][at_row] = count + r
             elif len(above) == 1:
@@ -121,34 +123,40 @@ class LayerScales:
         slope = self.down(point.problem.slope)
         e = self.energies(point)
         rest = point.problem.fixed  # every other parameter is between some pair of ends
-
-        def energy_at(w: Tensor) -> float:
-            return rest + float((e * (-self.directions @ w).exp()).sum())
-
-        def value(w: Tensor) -> float:
-            energy = energy_at(w)
-            return p * math.log(energy) + float(slope @ w) if 0 < energy < math.inf else math.inf
-
         w = torch.zeros_like(slope)
+        now, energy = e, rest + float(e.sum())
+        least = p * math.log(energy)
         damping = 1e-12
-        least = value(w)
         for _ in range(steps):
-            now = e * (-self.directions @ w).exp()
-            energy = rest + float(now.sum())
             mean = -(self.directions.T @ now) / energy
-            direction = -_solver(self._hessian(now / energy, mean, p), damping)(p * mean + slope)
-            direction *= min(1.0, LARGEST_STEP / float(direction.abs().max().clamp(min=1e-300)))
-            promised = -float((p * mean + slope) @ direction)
-            reached = value(w + direction)
-            if promised <= 1e-12 * abs(least) or damping > 1e6:
-                break
-            if not reached <= least - 0.1 * promised:
+            gradient = p * mean + slope
+            direction = -_solver(self._hessian(now / energy, mean, p), damping)(gradient)
+            direction *= self._length(direction)
+            promised = -float(gradient @ direction)
+            there = w + direction
+            now_there = e * (-self.directions @ there).exp()
+            energy_there = rest + float(now_there.sum())
+            reached = (
+                p * math.log(energy_there) + float(slope @ there)
+                if 0 < energy_there < math.inf
+                else math.inf
+            )
+            if reached <= least - 0.1 * promised:
+                w, now, energy, least = there, now_there, energy_there, reached
+                damping = damping / 100
+            else:
                 damping = max(100 * damping, 1e-6)
-                continue
-            w = w + direction
-            least = reached
-            damping = damping / 100
-        return w, energy_at(w)
+            if promised <= SETTLED * p or damping > 1e6:
+                break
+        return w, energy
+
+    def _length(self, direction: Tensor) -> float:
+        """The share of a step along a direction up to which a quadratic model of F can be
+        trusted.
+        """
+        exponents = (self.directions @ direction).abs().max()
+        lengths = torch.stack([exponents / LARGEST_EXPONENT, direction.abs().max() / LARGEST_STEP])
+        return 1 / max(1.0, float(lengths.max()))
 
     def solver(self, point: Point) -> Callable[[Tensor], Tensor]:
         """The inverse of ∇²F at the point along these directions."""
@@ -161,6 +169,13 @@ class LayerScales:
         return p * (
             self.directions.T @ (shares[:, None] * self.directions) - torch.outer(mean, mean)
         )
+
+
+def _distinct(kinds: Tensor, span: range) -> tuple[Tensor, Tensor | int]:
+    """The distinct kinds, and which of them each is; mostly all are of one."""
+    if len(span) == 1:
+        return kinds[:1], 0
+    return torch.unique(kinds, return_inverse=True)
 
 
 def _solver(matrix: Tensor, damping: float = 1e-12) -> Callable[[Tensor], Tensor]:

@@ -91,12 +91,13 @@ class Layer:
         movable = ((into > 0) & (out > 0)) | ((into > 0) & (a > 0)) | ((out > 0) & (a < 0))
         rest = self.rest(problem, v, energy, float((out * x + into / x).sum()))
         product = 2 * (into * out).sqrt()
+        grows, size = a > 0, a.abs()
         for _ in range(NEWTON_STEPS):  # on E = E_rest + Σ_h (B_h X_h + C_h / X_h)
-            root = torch.hypot(a * energy, product)
+            pull = size * energy
+            root = torch.hypot(pull, product)
             # Of the two forms of the solution, the one without cancellation.
-            best = torch.where(
-                a > 0, 2 * into / (root + a * energy), (root - a * energy) / (2 * out)
-            )
+            twice = root + pull
+            best = torch.where(grows, 2 * into / twice, twice / (2 * out))
             x = torch.where(movable, best, x).clamp(low, high)
             following = torch.where(movable & (x > low) & (x < high), a * a / root, 0.0)
             gap, slope = torch.stack([(out * x + into / x).sum(), following.sum()]).tolist()
@@ -246,17 +247,17 @@ class _Sides:
         self.incoming: list[list[Side]] = [[] for _ in problem.groups]
         self.outgoing: list[list[Side]] = [[] for _ in problem.groups]
         self.coupled: set[int] = set()
-        for block in problem.blocks:
-            self._cut(block.rows, block.columns, block.energy, 1)
-            self._cut(block.columns, block.rows, block.energy.T, -1)
-            rows = self.layer[block.rows]
-            columns = self.layer[block.columns]
-            for layer in set(rows.unique().tolist()) & set(columns.unique().tolist()) - {-1}:
-                if bool((block.energy[rows == layer][:, columns == layer] > 0).any()):
-                    self.coupled.add(layer)
+        spans = problem.spans(self.layer[problem.rows], self.layer[problem.columns])
+        for block, (above, below) in zip(problem.blocks, spans, strict=True):
+            self._cut(block.rows, block.columns, block.energy, 1, above)
+            self._cut(block.columns, block.rows, block.energy.T, -1, below)
+            self._couple(
+                block, range(max(above.start, below.start, 0), min(above.stop, below.stop))
+            )
         pairs = problem.pairs
-        self._cut(pairs.rows, pairs.columns, pairs.energy, 1)
-        self._cut(pairs.columns, pairs.rows, pairs.energy, -1)
+        anywhere = range(-1, len(problem.groups))
+        self._cut(pairs.rows, pairs.columns, pairs.energy, 1, anywhere)
+        self._cut(pairs.columns, pairs.rows, pairs.energy, -1, anywhere)
         rows = self.layer[pairs.rows]
         columns = self.layer[pairs.columns]
         self.coupled |= set(rows[rows == columns].unique().tolist())
@@ -267,16 +268,24 @@ class _Sides:
         )
         self.coupled = set(problem.ranks.maximum(seen).nonzero().flatten().tolist())
 
-    def _cut(self, ends: Tensor, others: Tensor, energy: Tensor, sign: int) -> None:
+    def _couple(self, block: Block, layers: range) -> None:
+        """Note which of these layers have a parameter of the block from one unit to another."""
+        for layer in layers:
+            own = self.layer == layer
+            if bool((block.energy[own[block.rows]][:, own[block.columns]] > 0).any()):
+                self.coupled.add(layer)
+
+    def _cut(self, ends: Tensor, others: Tensor, energy: Tensor, sign: int, among: range) -> None:
+        """Give every layer its side of a block, ends of which are in some of the layers."""
         sides = self.incoming if sign == 1 else self.outgoing
         if not len(ends):
             return
-        layers, place = self.layer[ends], self.place[ends]
-        present = layers.unique().tolist()
-        if len(present) == 1:
-            if present[0] >= 0:
-                sides[present[0]].append(Side(place, others, energy, sign))
+        if len(among) == 1:
+            (layer,) = among
+            if layer >= 0:
+                sides[layer].append(Side(self.place[ends], others, energy, sign))
             return
+        layers, place = self.layer[ends], self.place[ends]
         order = layers.argsort(stable=True)
         for at, layer in zip(
             order.split(torch.bincount(layers + 1).tolist()),
