@@ -431,16 +431,19 @@ def test_parameters_off_the_paths_are_listed_with_their_reason() -> None:
     assert off_path(*make("resnet")) == {}
 
 
-def test_tanh_ends_paths_and_starts_new_ones() -> None:
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.Softplus()])
+def test_what_is_no_gate_ends_paths_and_starts_new_ones(activation: nn.Module) -> None:
     torch.manual_seed(0)
     model, x = (
-        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(),
+        nn.Sequential(nn.Linear(3, 4), activation, nn.Linear(4, 2)).double(),
         torch.randn(6, 3).double(),
     )
     g = diag_g(model, x)
-    expected = model[0](x).detach().tanh().square().mean(0)
+    expected = model[:2](x).detach().square().mean(0)
     torch.testing.assert_close(g["2.weight"], expected.expand(2, 4), **EXACT)
     assert not g["0.weight"].any()
+    assert set(off_path(model, x)) == {"0.weight", "0.bias"}
+    assert count_paths(model, x) == 4 * 2 + 2
 
 
 def test_parameters_that_do_not_train_have_no_entry_but_count() -> None:

@@ -13,7 +13,8 @@ import pathcond
 from pathcond.symmetry.captures import Captured, capture_all
 from pathcond.symmetry.symmetry import symmetry_of
 
-from .zoo import DEFAULT, Entry, Result, entries, examine, failures, randomise
+from .small_transformers import CLASSES, MODELS, build
+from .zoo import DEFAULT, Entry, Result, entries, examine, failures, randomise, small_entries
 
 QUICK = """
 timm:test_resnet timm:test_vit timm:test_efficientnet timm:test_byobnet timm:test_convnext3
@@ -35,6 +36,13 @@ def test_the_function_is_kept(entry: Entry) -> None:
     keeps_its_function(examine(entry))
 
 
+@pytest.mark.zoo
+@pytest.mark.parametrize("entry", list(small_entries()), ids=lambda entry: entry.name)
+def test_the_function_of_small_models_is_kept(entry: Entry) -> None:
+    """Some of them have no unit."""
+    assert not failures(examine(entry, again=(DEFAULT,)))
+
+
 @pytest.mark.parametrize("entry", every_time(), ids=lambda entry: entry.name)
 def test_the_function_is_kept_every_time(entry: Entry) -> None:
     """Conditioned twice by default only."""
@@ -44,6 +52,18 @@ def test_the_function_is_kept_every_time(entry: Entry) -> None:
 def keeps_its_function(result: Result) -> None:
     assert not failures(result)
     assert max(result.units.values()) > 0
+
+
+def test_small_models_are_of_architectures_that_there_are() -> None:
+    import transformers
+
+    tasks, architectures = zip(*(name.split(":") for name in MODELS), strict=True)
+    assert set(tasks) == set(CLASSES)
+    assert set(architectures) <= set(transformers.CONFIG_MAPPING)
+    for name in ("causal:llama", "masked:bert", "image:vit"):
+        model, inputs = build(name)
+        assert sum(p.numel() for p in model.parameters()) < 100_000
+        model(**inputs)
 
 
 def test_enough_models_run_every_time() -> None:

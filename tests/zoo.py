@@ -1,6 +1,7 @@
 """The model collection: which models the library is tested on, and what is tested of each.
 
 python -m tests.zoo --write docs/zoo.md [--jobs 2] [--only resnet]
+python -m tests.zoo --small    # nearly all architectures of transformers, two layers of each
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,10 @@ from pathcond.lifting.sample import Prepared, Sample
 from pathcond.symmetry.captures import capture_all
 from pathcond.symmetry.symmetry import Symmetry, symmetry_of
 
-from . import torchvision_operators  # noqa: F401  before anything imports torchvision
+from . import (
+    small_transformers,
+    torchvision_operators,  # noqa: F401  before anything imports torchvision
+)
 
 # "batch" is "full" for networks whose norms have running statistics, and "absorb" for the others.
 DEFAULT = "the default"  # of ``condition_``, beside the values of ``normalization``
@@ -264,6 +269,12 @@ def transformers_entries(layers: int = LAYERS) -> Iterator[Entry]:
 
     for name, spec in specs.items():
         yield Entry(f"transformers:{name}", lambda spec=spec: build(*spec))
+
+
+def small_entries() -> Iterator[Entry]:
+    """A second collection, of small models."""
+    for name in small_transformers.MODELS:
+        yield Entry(f"small:{name}", partial(small_transformers.build, name))
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:
@@ -601,9 +612,11 @@ def failures(result: Result) -> list[str]:
 
 def _examine_safely(name: str, device: str) -> Result:
     torch.set_num_threads(1)
-    entry = next(e for e in entries() if e.name == name)
     try:
-        return examine(entry, device)
+        if name.startswith("small:"):
+            entry = next(e for e in small_entries() if e.name == name)
+            return examine(entry, device, again=(DEFAULT,))
+        return examine(next(e for e in entries() if e.name == name), device)
     except Exception as error:
         return Result(
             name, error=f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
@@ -707,6 +720,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--small", action="store_true", help="the collection of small models")
     parser.add_argument(
         "--without", nargs="*", default=[], help="models to leave out; the page names them"
     )
@@ -717,7 +731,7 @@ def main() -> int:
             done = {row["name"]: Result(**row) for row in map(json.loads, file)}
     names = [
         entry.name
-        for entry in entries()
+        for entry in (small_entries() if options.small else entries())
         if options.only in entry.name and entry.name not in options.without
     ]
     todo = [name for name in names if name not in done]

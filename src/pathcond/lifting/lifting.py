@@ -346,7 +346,7 @@ def off_path(model: nn.Module, example_inputs: Inputs | Sample | Prepared) -> di
     sample = capture_sample(model, example_inputs)
     off: dict[str, str] = {}
     for part in sample.all:
-        lifting = Lifting(unwrap(model), part, calibrate=False, approximate=True)
+        lifting = Lifting(unwrap(model), part, calibrate=False, approximate=False)
         received: dict[str, Tensor] = {}
         lifted = lifting.run(p=0, deliver=received.__setitem__, count=True, support=True)
         if lifted.total.requires_grad:
@@ -629,7 +629,7 @@ def _count(model: nn.Module, example_inputs: Inputs | Sample | Prepared) -> tupl
     """The number of paths as mantissa · 2^exponent."""
     sample = capture_sample(model, example_inputs)
     counts = [
-        Lifting(unwrap(model), part, calibrate=False, approximate=True).run(p=0, count=True)
+        Lifting(unwrap(model), part, calibrate=False, approximate=False).run(p=0, count=True)
         for part in sample.all
     ]
     exponent = max(count.exponent for count in counts)

@@ -267,14 +267,14 @@ def prelu_energy(energies: Energies, x: Carried) -> Tensor:
 )
 def smooth_energy(energies: Energies, x: Carried) -> Energy:
     """As ReLU with approximate=True; otherwise f(x) = x · gate, with the gate frozen at its value
-    on the example batch.
+    on the example batch (paths end at softplus, which does not vanish at 0).
     """
+    if energies.node.op == "softplus" and not energies.approximate:
+        return FREEZE
     if energies.approximate or not energies.calibrate:
         return energies.factor(x)
     first, *others = energies.node.bound
     settings = {name: energies.node.bound[name] for name in others}
-    if energies.node.op == "softplus":  # does not vanish at 0
-        return FREEZE
     return energies.factor(x) * energies.measured(
         lambda v: energies.at(_off_zero(v), **settings) / _off_zero(v), first
     )
