@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from pathcond import (
     BalancedLayers,
+    BalancedNorms,
     CoordinateDescent,
     EnergyRangeError,
     PathKernel,
@@ -224,6 +225,52 @@ def test_twice_does_nothing_in_every_precision(dtype: torch.dtype) -> None:
     model, x = mlp((9, 4), inputs=6, outputs=3).to(dtype), torch.randn(8, 6).to(dtype)
     condition_(model, x, criterion=BalancedLayers())
     assert float(condition_(model, x, criterion=BalancedLayers()).log_scales.abs().max()) < 1e-6
+
+
+class Depthwise(nn.Module):
+    """A stream read by a depthwise convolution, a pointwise one and an identity side by side, as in
+    RepVGG and RepViT, and by a block in front of a norm: scaling both leaves that block as it is.
+    """
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, bias=False), nn.BatchNorm2d(width))
+        self.mix = nn.Sequential(
+            nn.Conv2d(width, 9, 1, bias=False),
+            nn.BatchNorm2d(9),
+            nn.ReLU(),
+            nn.Conv2d(9, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.wide = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
+        self.wide_norm = nn.BatchNorm2d(width)
+        self.point = nn.Conv2d(width, width, 1, groups=width)
+        self.norm = nn.BatchNorm2d(width)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.mix(x)
+        x = self.norm(self.wide_norm(self.wide(x)) + self.point(x) + x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("criterion", [BalancedLayers(), BalancedNorms(), BalancedLayers(share=0)])
+def test_a_weight_that_no_scale_changes_holds_none(
+    criterion: BalancedLayers | BalancedNorms,
+) -> None:
+    """The pointwise convolution is multiplied and divided by the stream: what the stream is in
+    balance with is the gains in front of it, or scales go to infinity.
+    """
+    torch.manual_seed(0)
+    model, x = Depthwise().double(), torch.randn(16, 3, 8, 8).double()
+    for _ in range(20):
+        model(torch.randn_like(x))
+    before = model.eval()(x)
+    report = condition_(model, x, criterion=criterion)
+    assert 0.1 < float(report.log_scales.abs().max()) < 3
+    torch.testing.assert_close(model(x), before, rtol=1e-10, atol=1e-10)
+    assert float(condition_(model, x, criterion=criterion).log_scales.abs().max()) < 1e-6
 
 
 class TestDefault:

@@ -132,9 +132,15 @@ def weights_that_count(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor
 
 
 def _ends(symmetry: Symmetry, name: str) -> tuple[set[int], set[int]]:
-    """Classes that multiply a parameter, and those that divide it."""
-    scaling = symmetry.scalings[name]
+    """Classes that multiply a parameter, and those that divide it. To entries that a class both
+    multiplies and divides, as in a depthwise convolution beside an identity, it does nothing.
+    """
+    pairs = symmetry.scalings[name].class_pairs
+    rows, columns = pairs.rows, pairs.columns
+    if not pairs.dense or min(len(rows), len(columns)) == 1:
+        rows, columns = torch.broadcast_tensors(rows[pairs.r], columns[pairs.c])
+        rows, columns = rows[rows != columns], columns[rows != columns]
     multiply, divide = (
-        {int(at) for at in ids.unique().tolist()} - {FIXED} for ids in (scaling.plus, scaling.minus)
+        {int(at) for at in ids.unique().tolist()} - {FIXED} for ids in (rows, columns)
     )
     return multiply, divide
