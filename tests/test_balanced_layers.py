@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from pathcond import (
     CoordinateDescent,
     EnergyRangeError,
     PathKernel,
+    RescalingError,
     condition_,
     find_symmetry,
     measure_reads,
@@ -27,6 +29,7 @@ from pathcond import (
     rescale_,
     solve,
 )
+from pathcond.criteria.problem import Problem
 from pathcond.measured.layers import even_activations
 from pathcond.networks import mlp
 from pathcond.solvers.balance import balance_bounds
@@ -271,6 +274,24 @@ def test_a_weight_that_no_scale_changes_holds_none(
     assert 0.1 < float(report.log_scales.abs().max()) < 3
     torch.testing.assert_close(model(x), before, rtol=1e-10, atol=1e-10)
     assert float(condition_(model, x, criterion=criterion).log_scales.abs().max()) < 1e-6
+
+
+class RunsOff(BalancedNorms):
+    """It falls for ever as scales grow."""
+
+    def problem(self, *arguments: Any) -> Problem:
+        problem = super().problem(*arguments)
+        return replace(problem, slope=problem.slope + 2 * problem.weight)
+
+
+def test_a_criterion_without_a_minimum_is_refused() -> None:
+    model, x = make("mlp")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RescalingError, match=r"has no minimum: at a log-scale of .* for "):
+        condition_(model, x, criterion=RunsOff())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    report = condition_(model, x, criterion=RunsOff(), max_log_scale=1.0)
+    assert float(report.log_scales.abs().max()) == pytest.approx(1.0)
 
 
 class TestDefault:

@@ -23,7 +23,7 @@ from .capture.usable import refuse_unusable_weights, require_usable
 from .criteria.criterion import PATH_KERNEL, Criterion, Measurement
 from .criteria.problem import NoEnergyError, Problem, any_positive, select_counted
 from .distributed.ranks import Ranks, is_ambiguous
-from .errors import TrainChangeError
+from .errors import RescalingError, TrainChangeError
 from .lifting.lifting import capture_sample, path_energy
 from .lifting.reads import measure_both, measure_reads
 from .lifting.sample import Prepared, Sample
@@ -31,7 +31,7 @@ from .measured.layers import BalancedLayers
 from .report import DiagonalSample, Report, diagonal_sample, take_entries
 from .rescaling.optimizer_state import Optimizers
 from .rescaling.rescale import Rescaling, is_low_precision, list_copies, rescale_
-from .solvers import DEFAULT, CoordinateDescent, Pace, Solution, Solver
+from .solvers import DEFAULT, CoordinateDescent, Exact, Pace, Solution, Solver
 from .solvers.boxes import Boxes
 from .solvers.pace import keep_pace, unconstrained_at_zero
 from .solvers.rounding import to_powers_of_two
@@ -54,6 +54,7 @@ MAX_SAMPLES = 256
 EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
 # a gradient per parameter at which a model is at its optimum but for the rounding of its weights
 ARRIVED = 1e-7
+RUNAWAY = 50.0  # |log λ| beyond which only a solver that has arrived is believed
 PACE_WARNING = 0.5  # pace below which a warning says so
 # decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning
 # says so
@@ -289,6 +290,8 @@ def condition_(
         rounded = bool(round_to_power_of_two)
         solution = _solution(posed, solver, pace, symmetry.num_units, bounds, rounded)
         solution = solution.without_rounding(_precision(parameters.values()))
+        if isinstance(solver, Exact):
+            _refuse_runaway(solution, symmetry)
         return _Solved(
             solution=solution,
             diagonal=diagonal_sample(symmetry, parameters, entries, solution.log_scales),
@@ -376,6 +379,22 @@ def _first_harmless(
             if share == EPSILON_SHARES[-1]:
                 raise
     raise AssertionError("the last share either holds or raises")
+
+
+def _refuse_runaway(solution: Solution, symmetry: Symmetry) -> None:
+    """Refuse scales that still grew when the solver gave up: there is no minimum in that
+    direction.
+    """
+    sizes = solution.log_scales.abs()
+    if solution.converged or not bool((sizes > RUNAWAY).any()):
+        return
+    unit = int(sizes.argmax())
+    where = next(group.name for group in symmetry.groups if unit in group.units)
+    raise RescalingError(
+        f"The model was not changed, because the criterion has no minimum: at a log-scale of "
+        f"{float(solution.log_scales[unit]):.0f} for {where} it still falls. Pass max_log_scale, "
+        "or leave those weights out by exclude=..."
+    )
 
 
 def _warn_of_what_may_hurt(report: Report, criterion: Criterion) -> None:
