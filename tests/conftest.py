@@ -22,7 +22,7 @@ settings.load_profile("pathcond")
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # oneDNN takes several times as long as torch's own kernels for layers as small as these
 torch.backends.mkldnn.set_flags(False)  # type: ignore[attr-defined]
-# Threads that fight for cores are many times slower, also for those that this process may not use.
+# Threads that fight for cores are many times slower; only those of this process count.
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // workers)))
 

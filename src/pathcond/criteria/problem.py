@@ -219,8 +219,11 @@ class Problem:
         return torch.cat([*(block.columns for block in self.blocks), self.pairs.columns])
 
     def spans(self, at_rows: Tensor, at_columns: Tensor) -> list[tuple[range, range]]:
-        """Between what whole numbers lie at the rows, and at the columns, of every block; they are
-        given for every entry of ``rows`` and ``columns``.
+        """Between what whole numbers lie at the rows, and at the columns, of every block.
+
+        Args:
+            at_rows: (len(rows),), a number for every entry of ``rows``.
+            at_columns: (len(columns),), the same for ``columns``.
         """
         if not self.blocks:
             return []

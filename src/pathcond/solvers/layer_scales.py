@@ -14,7 +14,7 @@ from ..criteria.problem import Block, Point, Problem
 
 LARGEST_STEP = 20.0  # of any u at once: e^20 is as far as a quadratic model can be trusted
 LARGEST_EXPONENT = 4.0  # by which the energy between two layers may change at once
-SETTLED = 1e-8  # a decrease of F per parameter that Newton's next step would not matter beside
+SETTLED = 1e-8  # a decrease of F per parameter after which one step more changes nothing
 
 
 class LayerScales:
