@@ -171,6 +171,34 @@ def test_methods_are_told_at_the_best_of_three_rates() -> None:
     assert tuned.plot(rows)["tuned"].axes
 
 
+@pytest.mark.parametrize("methods", [["keep"], ["norms"], ["norms", "lsuv"], ["as-is"]])
+def test_a_comparison_of_some_methods_is_told_and_drawn(methods: list[str]) -> None:
+    """``--only method=…``: without the network as it is, or with nothing that is drawn."""
+    rows = [
+        row("ae-sgd", method, seed, {0.1: math.inf, 0.2: 0.3, 0.4: 0.2})
+        for method in methods
+        for seed in (0, 1)
+    ]
+
+    assert tuned.METHODS[methods[0]].title in tuned.table(rows)
+    assert [*tuned.plot(rows)] == ["tuned"]
+    assert all(claim.verdict == "not run" for claim in tuned.claims(rows))
+
+
+def test_shares_of_settings_that_were_held_out_are_told_apart() -> None:
+    losses = {"as-is": 1.0, "layers": 0.6, "searched": 0.5}
+    held = losses | {"layers": 0.9}
+    rows = [
+        row(setting, method, seed, {0.1: loss, 0.2: 2.0})
+        for setting, each in (("ae-sgd", losses), ("funnel-momentum", held))
+        for method, loss in each.items()
+        for seed in (0, 1)
+    ]
+
+    told = tuned.claims(rows)[0].decides
+    assert told == "50%, mean over 2 settings (80% where choices were made, 20% held out)."
+
+
 def test_the_bound_is_least_where_it_says(digits: Data) -> None:
     starts = Starts(recipe(bound=Method(title="", rescaling=bound(PathKernel()))), digits.x[:32])
     model = starts.of("bound", 0).model

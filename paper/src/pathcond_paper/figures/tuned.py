@@ -16,7 +16,7 @@ Networks that are marked as held out take no part in any choice, such as that of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -612,7 +612,9 @@ class Tuned:
 
 
 def tuned(rows: Sequence[Row], setting: str, method: str) -> Tuned | None:
-    """A method of a setting at its best rate; None where rows are missing."""
+    """A method of a setting, or ``DEFAULT``, at its best rate; None where rows are missing."""
+    if method == DEFAULT:
+        method = find_default(rows, setting)
     here = where(rows, setting=setting, method=method)
     choosing = [row.result for row in here if row.job["seed"] == CHOOSING]
     fresh = [row.result for row in here if row.job["seed"] != CHOOSING]
@@ -666,7 +668,7 @@ def table(rows: Sequence[Row]) -> str:
     the share of the searched gain.
     """
     lines = ["Every method at its own best learning rate; mean ± deviation over fresh seeds"]
-    for name in _list_reported(rows):
+    for name in _list_reported(rows, METHODS):
         setting = _setting(name)
         held = " (held out)" if setting.held_out else ""
         lines += ["", f"{setting.title}{held}"]
@@ -693,12 +695,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", "* at an end of the grid"])
 
 
-def _list_reported(rows: Sequence[Row]) -> list[str]:
-    """The settings in which fresh seeds of some method are there."""
+def _list_reported(rows: Sequence[Row], methods: Iterable[str]) -> list[str]:
+    """The settings in which fresh seeds of one of these methods are there."""
     return [
         name
         for name in settings_of(rows, "setting")
-        if any(tuned(rows, name, method) for method in METHODS)
+        if any(tuned(rows, name, method) for method in methods)
     ]
 
 
@@ -708,15 +710,13 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     """
     from ..style import CYCLE, legend_below, panels
 
-    names = _list_reported(rows)
+    names = _list_reported(rows, DRAWN)
     columns = min(3, len(names)) or 1
     drawing, axes = panels(max(1, -(-len(names) // columns)), columns)
     for panel, name in zip(axes, names, strict=False):
-        top = 1.0
-        least = math.inf
         points: list[tuple[float, float]] = []
         for colour, method in zip(CYCLE, DRAWN, strict=True):
-            found = tuned(rows, name, find_default(rows, name) if method == DEFAULT else method)
+            found = tuned(rows, name, method)
             if found is None:
                 continue
             finite = {rate: loss for rate, loss in found.curve.items() if math.isfinite(loss)}
@@ -725,19 +725,15 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
             panel.plot([*finite], [*finite.values()], dash, color=colour, label=title)
             panel.plot(found.rate, found.curve[found.rate], "o", color=colour)
             points += finite.items()
-            least = min(least, *finite.values())
-            top = found.curve[found.rate] if method == "as-is" else top
-        # Where much is gained, the whole gain; where little is, enough to see it.
-        room = max(0.1 * top, 1.2 * (top - least))
-        highest = top + 2 * room
-        shown = [rate for rate, loss in points if loss < highest] or [rate for rate, _ in points]
-        panel.set(
-            xscale="log",
-            xlabel="learning rate",
-            ylabel="test loss",
-            xlim=(min(shown) / 2, max(shown) * 2),
-            ylim=(top - 1.2 * room, highest),
-        )
+        panel.set(xscale="log", xlabel="learning rate", ylabel="test loss")
+        if as_is := tuned(rows, name, "as-is"):
+            # Where much is gained, the whole gain; where little is, enough to see it.
+            top = as_is.curve[as_is.rate]
+            room = max(0.1 * top, 1.2 * (top - min(loss for _, loss in points)))
+            highest = top + 2 * room
+            shown = [rate for rate, loss in points if loss < highest]
+            panel.set_ylim(top - 1.2 * room, highest)
+            panel.set_xlim(min(shown) / 2, max(shown) * 2)
         panel.xaxis.set_minor_formatter("")  # they would overlap where few decades are shown
         panel.set_title(_setting(name).title, fontsize=8)
     for panel in axes[len(names) :]:
@@ -753,29 +749,37 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def _mean_share(rows: Sequence[Row]) -> Claim:
     text = f"Goal: at tuned rates the default has {GOAL:.0%} of the gain that a search finds"
-    names = settings_of(rows, "setting")
     compared = [name for name in METHODS if name not in (*SEARCHED, "as-is", "lsuv")]
-    shares = {
-        METHODS[method].title: [share(rows, name, method) for name in names] for method in compared
-    }
-    shares["the default"] = [share(rows, name, find_default(rows, name)) for name in names]
-    found = {title: [one for one in each if one is not None] for title, each in shares.items()}
+    found = {method: _shares(rows, method) for method in (*compared, DEFAULT)}
     most = max(map(len, found.values()))
     if not most:
         return Claim.not_run(text)
     # Means over other settings could not be compared.
-    told = {title: mean(each) for title, each in found.items() if len(each) == most}
-    default = told.pop("the default", 0.0)
+    means = {method: mean([*each.values()]) for method, each in found.items() if len(each) == most}
+    default = means.pop(DEFAULT, 0.0)
+    parts = {
+        words: [share for name, share in found[DEFAULT].items() if _setting(name).held_out is held]
+        for held, words in ((False, "where choices were made"), (True, "held out"))
+    }
     return Claim.judge(
         text,
         default >= GOAL,
-        f"{default:.0%}, mean over {most} settings.",
+        f"{default:.0%}, mean over {most} settings ("
+        + ", ".join(f"{mean(part):.0%} {words}" for words, part in parts.items() if part)
+        + ").",
         "Others: "
         + ", ".join(
-            f"{title} {told[title]:.0%}" for title in sorted(told, key=lambda title: -told[title])
+            f"{METHODS[method].title} {means[method]:.0%}"
+            for method in sorted(means, key=lambda method: -means[method])
         )
         + ".",
     )
+
+
+def _shares(rows: Sequence[Row], method: str) -> dict[str, float]:
+    """How much of the searched gain a method has, by setting, where it is known."""
+    found = {name: share(rows, name, method) for name in settings_of(rows, "setting")}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _never_worse(rows: Sequence[Row]) -> Claim:
@@ -787,7 +791,7 @@ def _never_worse(rows: Sequence[Row]) -> Claim:
     worse = False
     for name in settings_of(rows, "setting"):
         as_is = tuned(rows, name, "as-is")
-        ours = tuned(rows, name, find_default(rows, name))
+        ours = tuned(rows, name, DEFAULT)
         if as_is is not None and ours is not None:
             gains[_setting(name).title] = 1 - ours.loss / as_is.loss
             noise = math.hypot(deviation(as_is.losses), deviation(ours.losses))
@@ -815,7 +819,7 @@ def _never_slower(rows: Sequence[Row]) -> Claim:
     found = {
         _setting(name).title: ratios
         for name in settings_of(rows, "setting")
-        if (ratios := at_equal_rates(rows, name, find_default(rows, name)))
+        if (ratios := at_equal_rates(rows, name, DEFAULT))
     }
     if not found:
         return Claim.not_run(text)
