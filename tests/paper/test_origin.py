@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pathcond_paper.sweep import origin
+from pathcond_paper import origin
 
 
 def git(folder: Path, *arguments: str) -> str:

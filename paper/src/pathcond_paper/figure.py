@@ -42,11 +42,14 @@ class Place:
         device: A torch device.
         data: Folder of the data sets; None for the default one.
         rows: The figure's runs that are finished already, for those that build on them.
+        unfinished: Folder for the states of long trainings, so that they can go on when stopped;
+            None to keep none.
     """
 
     device: str = "cpu"
     data: Path | None = None
     rows: Sequence[Row] = ()
+    unfinished: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

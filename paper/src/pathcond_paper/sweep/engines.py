@@ -36,7 +36,7 @@ import torch
 from pathcond.rows import Job, Result
 
 from ..figure import Place
-from .origin import commit, origin
+from ..origin import commit, origin
 
 ATTEMPTS = 3
 INTERVAL = 0.2  # seconds between two words on the progress of a task

@@ -149,7 +149,9 @@ class Sweep:
         module = cast(ModuleType, self.figure).__name__
         tasks = self.figure.together(missing)
         failed = []
-        place = replace(place, rows=tuple(self.rows))
+        # machines of a cluster share no folder
+        unfinished = self.out / "unfinished" if engine == "local" else None
+        place = replace(place, rows=tuple(self.rows), unfinished=unfinished)
         with closing(ENGINES[engine](module, tasks, place, workers)) as events:
             for event in events:
                 if isinstance(event, Finished):
@@ -157,6 +159,8 @@ class Sweep:
                 elif isinstance(event, Ended) and event.problem:
                     failed.append(event)
                 watch(event)
+        if unfinished and unfinished.exists() and not any(unfinished.iterdir()):
+            unfinished.rmdir()
         if failed:
             raise FailedRunsError(self._failures(failed))
 

@@ -32,6 +32,7 @@ from .optimizers import OPTIMIZERS
 from .recipe import Recipe, Run
 from .stack import Balance, Stack
 from .starting import Start, Starts
+from .unfinished import State, Unfinished
 
 # So that activations fit into memory: samples of all runs together, and of one.
 EVALUATED_AT_ONCE, EVALUATED_OF_ONE = 2**17, 2**13
@@ -83,6 +84,7 @@ class Curves:
         max_log_scale: Greatest |log λ| of the conditioning before training; 0 without.
         layer_scales: Mean log λ of every group of units, likewise.
         left_out: Teleports that were refused because of the weights at that moment.
+        stopped_after: Epochs after which training was stopped and went on later.
     """
 
     train_loss: list[float] = field(default_factory=list)
@@ -94,6 +96,7 @@ class Curves:
     max_log_scale: float = 0.0
     layer_scales: list[float] = field(default_factory=list)
     left_out: int = 0
+    stopped_after: list[int] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
         """Plain data: numbers of five digits, empty lists left out."""
@@ -115,6 +118,7 @@ def train(
     data: Data,
     progress: Progress = lambda share, what: None,
     starts: Starts | None = None,
+    unfinished: Unfinished | None = None,
 ) -> list[Curves]:
     """Train runs together; deterministic for the same runs on the same device.
 
@@ -124,6 +128,8 @@ def train(
         data: On the device where to train.
         progress: Told the share of epochs done.
         starts: From an earlier call with the same recipe, so that no network is conditioned twice.
+        unfinished: Where states are kept; training goes on from one that is there, and comes to the
+            same curves.
 
     Returns:
         The curves, in the order of the runs.
@@ -138,9 +144,13 @@ def train(
     )
     with _repeatable(data.x.device):
         session = _Session([runs[i] for i in places], recipe, data, starts)
-        for epoch in range(recipe.epochs):
+        if unfinished and (state := unfinished.load()):
+            session.load_state(state)
+        while (epoch := session.epochs) < recipe.epochs:
             session.epoch()
             progress((epoch + 1) / recipe.epochs, f"epoch {epoch + 1} of {recipe.epochs}")
+            if unfinished:
+                unfinished.keep(session.state)
     curves = dict(zip(places, session.finish(), strict=True))
     return [curves[i] for i in range(len(runs))]
 
@@ -194,7 +204,8 @@ class _Session:
             factors=_stack_factors(started),
         )
         self.shifts = Shifts(data.x, self.order.shape) if recipe.augment else None
-        changed = [*self.stack.tensors(), *self.optimizer.tensors(), self.position, self.sums]
+        self.trained = [*self.stack.tensors(), *self.optimizer.tensors()]
+        changed = [*self.trained, self.position, self.sums]
         self.step = _record_graph(self._step, changed) if device.type == "cuda" else self._step
 
     def _teleports(self, starts: Starts) -> Iterator[tuple[int, Teleportation]]:
@@ -308,6 +319,33 @@ class _Session:
             if self.recipe.task == "classify":
                 getattr(curves, f"{what}_accuracy").append(accuracies[i])
 
+    @property
+    def epochs(self) -> int:
+        """How many are done."""
+        return len(self.curves[0].train_loss)
+
+    def state(self) -> State:
+        """All that another session of the same runs needs to go on after this epoch."""
+        return {
+            "trained": [tensor.detach().cpu() for tensor in self.trained],
+            "generators": [generator.get_state() for generator in self.generators],
+            "teleports": {i: handle.state_dict() for i, handle in self.teleports.items()},
+            "curves": [vars(curves) for curves in self.curves],
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: State) -> None:
+        """Go on from there; tensors stay where they are, as a recorded step expects."""
+        for tensor, kept in zip(self.trained, state["trained"], strict=True):
+            tensor.copy_(kept)
+        for generator, kept in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(kept)
+        for i, handle in self.teleports.items():
+            handle.load_state_dict(state["teleports"][i])
+        self.curves = [Curves(**curves) for curves in state["curves"]]
+        for curves in self.curves:
+            curves.stopped_after.append(self.epochs)
+
     def finish(self) -> list[Curves]:
         for i, handle in self.teleports.items():
             self.curves[i].left_out = handle.left_out
@@ -419,8 +457,11 @@ def train_jobs(
         load(job["dataset"], place.data), place.device, train=job["train"], test=job["test"]
     )
     runs = [Run(**{key: job[key] for key in APART}) for job in jobs]
-    for job, curves in zip(jobs, train(runs, recipe, data, progress), strict=True):
+    unfinished = Unfinished(jobs, place)
+    found = train(runs, recipe, data, progress, unfinished=unfinished)
+    for job, curves in zip(jobs, found, strict=True):
         yield job, curves.to_dict()
+    unfinished.remove()
 
 
 def epochs_to(target: float, accuracy: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ import torch
 
 import pathcond
 
-PACKAGES = (Path(pathcond.__file__).parent, Path(__file__).parents[1])
+PACKAGES = (Path(pathcond.__file__).parent, Path(__file__).parent)
 CHANGED = "+changes"
 COMMIT = "PATHCOND_COMMIT"  # names the commit where the package is a copy without its history
 
