@@ -790,6 +790,20 @@ def masked_weights() -> Any:
 
 
 @case
+def gains_plus_zero() -> Any:
+    """Gains with an offset that may be turned off, as ``unit_offset`` of x-transformers."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x)) * (self.gain.weight[0] + 0.0)
+        return self.b(h) - F.linear(h, self.c.weight - 0, self.c.bias)
+
+    gain = nn.Linear(4, 1, bias=False)
+    return Calls(forward, a=nn.Linear(3, 4), gain=gain, b=nn.Linear(4, 2), c=nn.Linear(4, 2)), (
+        torch.randn(6, 3)
+    )
+
+
+@case
 def embedding_bags() -> Any:
     def forward(self: Any, tokens: Tensor, x: Tensor) -> Tensor:
         weighted = self.sum(tokens, per_sample_weights=F.relu(self.w(x)))

@@ -4,6 +4,7 @@ rest.
 
 import copy
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -497,6 +498,29 @@ def test_to_dict_is_json() -> None:
     data = json.loads(json.dumps(pathcond.find_symmetry(model, x).to_dict()))
     assert data["num_units"] == sum(group["units"] for group in data["groups"])
     assert {"name", "units", "operation", "module", "line", "reason"} == set(data["pinned"][0])
+
+
+@pytest.mark.parametrize(
+    ("offset", "units"),
+    [
+        (lambda self, x: 0.0, 8),
+        (lambda self, x: 1.0, 4),
+        (lambda self, x: x.shape[0] - 6, 4),  # zero for the example alone
+        (lambda self, x: float(self.training), 4),  # zero in eval mode alone
+    ],
+)
+def test_gains_plus_zero_are_gains(offset: Callable[..., float], units: int) -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.a(x)) * (self.gain.weight[0] + offset(self, x)))
+
+    model = Calls(
+        forward, a=nn.Linear(3, 4), gain=nn.Linear(4, 1, bias=False), b=nn.Linear(4, 2)
+    ).double()
+    example = torch.randn(6, 3).double()
+    symmetry = pathcond.find_symmetry(model, example)
+    assert symmetry.num_units == units
+    for x in (example, torch.randn(9, 3).double()):
+        assert change(model, x, symmetry) < 1e-12
 
 
 def test_unknown_normalization_is_refused() -> None:

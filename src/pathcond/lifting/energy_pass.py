@@ -23,7 +23,7 @@ from ..rules import RULES
 from ..rules.energies import FREEZE, Alternatives, Apart, Edges, Energies, Frozen, PathSum
 from ..rules.picking import FOLLOWED, MOVES, PASSES, PASSES_APPROXIMATELY, same_order
 from ..rules.table import Rule
-from ..rules.values import Known
+from ..rules.values import Known, is_zero
 from ..rules.walk import Reading, Walk, follow_rule, reads_constant
 from ..trees import tree_leaves, tree_map
 from .batch_values import BatchValues
@@ -245,7 +245,9 @@ class EnergyPass(Reading):
         return self._freeze(node, [Frozen(node, ends), *frozen])
 
     def _of_parameters(self, node: Node, arguments: dict[str, Any], operands: list[Any]) -> Any:
-        """A parameter times a constant is an edge; other arithmetic on parameters is a constant."""
+        """A parameter times a constant, or plus zero, is an edge; other arithmetic on parameters is
+        a constant.
+        """
         pair = [arguments.get("self"), arguments.get("other")]
         weight = next((a for a in pair if isinstance(a, Edges)), None)
         if (
@@ -261,6 +263,8 @@ class EnergyPass(Reading):
             and arguments.get("rounding_mode") is None
         ):
             return Edges(self.energies.factor(pair[0]) / self.energies.factor(pair[1]))
+        if node.op in ("add", "sub") and pair[0] is weight and is_zero(pair[1]):
+            return weight
         self._cut(node, f"enters {node.op}, which is computed from parameters alone,")
         return self._compute_known(node)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -161,3 +161,12 @@ class Scaling:
         often the weights change.
         """
         return ClassPairs.of(self.plus, self.minus, len(self.shape))
+
+
+def is_zero(operand: Any) -> bool:
+    """Whether it is the number 0, which is what it is under every scale.
+
+    >>> is_zero(0.0), is_zero(UnknownNumber()), is_zero(None)
+    (True, False, False)
+    """
+    return isinstance(operand, (int, float)) and operand == 0

@@ -26,7 +26,7 @@ from ..rules.labels import Labels
 from ..rules.picking import collapse_all, follow, simplify
 from ..rules.scales import Scales
 from ..rules.table import NO_FAMILY, Column, Rule
-from ..rules.values import Known, Picked, UnknownNumber, Weight
+from ..rules.values import Known, Picked, UnknownNumber, Weight, is_zero
 from ..rules.walk import FORM_ERRORS, UNFORESEEN, Reading, Walk, follow_rule, reads_constant
 from ..trees import tree_leaves, tree_map
 from .dropped import Step, find_used
@@ -166,8 +166,8 @@ class Propagation(Reading):
         known = [a for a in operands if isinstance(a, Known)]
         if len(known) == len(operands):
             return self._compute(node, arguments, known)
-        if node.op in ("mul", "div") and len(known) + 1 == len(operands):
-            weight = self._times_constant(node, arguments)
+        if node.op in ("add", "sub", "mul", "div") and len(known) + 1 == len(operands):
+            weight = self._with_constant(node, arguments)
             if weight is not None:
                 return weight
         reads_input = any(isinstance(a, Labels) for a in operands) or reads_constant(node, known)
@@ -223,12 +223,15 @@ class Propagation(Reading):
             )
             return None
 
-    def _times_constant(self, node: Node, arguments: dict[str, Any]) -> Weight | None:
-        """The parameter, if the node is a parameter times a constant: it scales as the parameter
-        does.
+    def _with_constant(self, node: Node, arguments: dict[str, Any]) -> Weight | None:
+        """The parameter, if the node is a parameter times a constant, or plus zero: it scales as
+        the parameter does.
 
-        The constant may be a mask (pruning, MADE) on either side, or an equalised learning rate.
+        The constant may be a mask (pruning, MADE) on either side, or an equalised learning rate;
+        the zero an offset of gains that is turned off.
         """
+        if node.op in ("add", "sub") and not is_zero(arguments["other"]):
+            return None
         factors = [arguments["self"], arguments["other"] if node.op == "mul" else None]
         weight = next((a for a in factors if isinstance(a, Weight)), None)
         if weight is None or arguments.get("rounding_mode") is not None:

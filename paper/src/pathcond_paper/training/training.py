@@ -101,7 +101,7 @@ class Curves:
     def to_dict(self) -> dict[str, object]:
         """Plain data: numbers of five digits, empty lists left out."""
         rounded = {
-            name: [float(f"{v:.5g}") for v in values]
+            name: [v if isinstance(v, int) else float(f"{v:.5g}") for v in values]
             for name, values in vars(self).items()
             if isinstance(values, list)
         }
