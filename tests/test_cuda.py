@@ -5,6 +5,7 @@ parameters over NCCL.
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch.nn import functional as F
 import pathcond
 from pathcond.criteria.problem import Problem
 from pathcond.networks import cifar_nv, mlp
-from pathcond_paper.training import training
+from pathcond_paper.figure import Place
+from pathcond_paper.training import training, unfinished
 from pathcond_paper.training.methods import METHODS
 
 pytestmark = pytest.mark.cuda
@@ -217,3 +219,33 @@ def test_training_as_a_graph(
     assert recorded == trained("cuda")
     for found, wanted in zip(recorded, trained("cpu"), strict=True):
         assert found.train_loss == pytest.approx(wanted.train_loss, rel=0.02)  # TF32
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the recorded step of another session."""
+    monkeypatch.setattr(unfinished, "INTERVAL", 0.0)
+    monkeypatch.setattr(unfinished, "origin", lambda device: {"commit": "a"})
+    x = torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0)).cuda()
+    y = torch.arange(256).cuda() % 5
+    data = training.Data(x=x, y=y, test_x=x[:64], test_y=y[:64])
+    build = partial(cifar_nv, 5, width=8, final_norm=True)
+    recipe = training.Recipe(build=build, epochs=4, batch=32, bfloat16=True, optimizer="momentum")
+    runs = [training.Run(method="baseline", learning_rate=0.01, seed=0)]
+    (whole,) = training.train(runs, recipe, data)
+
+    def go_on(progress: Callable[[float, str], object]) -> training.Curves:
+        kept = unfinished.Unfinished([{"seed": 0}], Place(device="cuda", unfinished=tmp_path))
+        (curves,) = training.train(runs, recipe, data, progress, unfinished=kept)
+        return curves
+
+    def stop(share: float, what: str) -> None:
+        if share == 0.75:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on(stop)
+    found = go_on(lambda share, what: None)
+    assert found.stopped_after == [2]
+    assert (found.train_loss, found.test_loss) == (whole.train_loss, whole.test_loss)

@@ -311,14 +311,14 @@ def test_the_table_of_models_covers_the_collection() -> None:
     speak of as many models as are in the table.
     """
     table = (ROOT / "docs" / "zoo.md").read_text()
-    names = [entry.name for entry in entries()]
-    missing = [name for name in names if f"| {name} |" not in table]
+    models = [entry.name for entry in entries()]
+    missing = [model for model in models if f"| {model} |" not in table]
     assert missing == ["torchvision:regnet_y_128gf", "torchvision:vit_h_14"]
     assert f"Not run, for want of memory or time: {', '.join(missing)}." in table
-    for page, times in (("README.md", 1), ("docs/conditioning.md", 1), ("docs/measured.md", 3)):
-        text = " ".join((ROOT / page).read_text().split())
+    for name, times in (("README.md", 1), ("docs/conditioning.md", 1), ("docs/measured.md", 3)):
+        text = " ".join((ROOT / name).read_text().split())
         counts = re.findall(r"(\d+) (?=models(?:\]\(docs/zoo.md\)| keep| under|\.))", text)
-        assert counts == [str(len(names) - len(missing))] * times, page
+        assert counts == [str(len(models) - len(missing))] * times, name
 
 
 def test_rules_are_real_operations() -> None:
