@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pathcond.criteria.criterion import PathKernel
+from pathcond.criteria.criterion import Criterion, PathKernel
 from pathcond.criteria.norms import BalancedNorms
 from pathcond.measured.curvature import Curvature
 from pathcond.measured.layers import BalancedLayers
@@ -64,47 +64,36 @@ BY_SIZE = Curvature(weight="size")
 BY_OUTPUTS = BalancedLayers(share=0.0, front=1.0)
 
 
-def _by_paths(normalization: str) -> dict[str, Any]:
-    return {"criterion": PathKernel(), "normalization": normalization}
+def _least(criterion: Criterion, normalization: str) -> dict[str, Any]:
+    return {"criterion": criterion, "normalization": normalization}
 
 
 METHODS: dict[str, Method] = {
     "as-is": Method(title="as is"),
     "paper": Method(title="ten sweeps, as in the paper", condition=AS_IN_PAPER),
-    "kernel-paper": Method(title="path kernel, exact, paper", condition=_by_paths("paper")),
-    "kernel-absorb": Method(title="path kernel, exact, absorb", condition=_by_paths("absorb")),
-    "kernel-gain": Method(title="path kernel, exact, gain", condition=_by_paths("gain")),
-    "kernel-full": Method(title="path kernel, exact, full", condition=_by_paths("full")),
+    "kernel-paper": Method(
+        title="path kernel, exact, paper", condition=_least(PathKernel(), "paper")
+    ),
+    "kernel-absorb": Method(
+        title="path kernel, exact, absorb", condition=_least(PathKernel(), "absorb")
+    ),
+    "kernel-gain": Method(title="path kernel, exact, gain", condition=_least(PathKernel(), "gain")),
+    "kernel-full": Method(title="path kernel, exact, full", condition=_least(PathKernel(), "full")),
     "keep": Method(
-        title="path kernel, full, pace kept", condition=_by_paths("full") | {"pace": "keep"}
+        title="path kernel, full, pace kept",
+        condition=_least(PathKernel(), "full") | {"pace": "keep"},
     ),
-    "curvature": Method(
-        title="curvature, full", condition={"normalization": "full", "criterion": Curvature()}
-    ),
-    "curvature-by-size": Method(
-        title="curvature by size, full",
-        condition={"normalization": "full", "criterion": BY_SIZE},
-    ),
+    "curvature": Method(title="curvature, full", condition=_least(Curvature(), "full")),
+    "curvature-by-size": Method(title="curvature by size, full", condition=_least(BY_SIZE, "full")),
     "curvature-by-rank": Method(title="curvature by rank as it stands, full", rescaling=by_rank()),
-    "moments": Method(
-        title="curvature by moments, full",
-        condition={"normalization": "full", "criterion": Moments()},
-    ),
+    "moments": Method(title="curvature by moments, full", condition=_least(Moments(), "full")),
     "frobenius": Method(
-        title="curvature by Frobenius norms, full",
-        condition={"normalization": "full", "criterion": Moments(root=True)},
+        title="curvature by Frobenius norms, full", condition=_least(Moments(root=True), "full")
     ),
-    "norms": Method(
-        title="balanced norms, full",
-        condition={"normalization": "full", "criterion": BalancedNorms()},
-    ),
-    "norms-gain": Method(
-        title="balanced norms, gain",
-        condition={"normalization": "gain", "criterion": BalancedNorms()},
-    ),
+    "norms": Method(title="balanced norms, full", condition=_least(BalancedNorms(), "full")),
+    "norms-gain": Method(title="balanced norms, gain", condition=_least(BalancedNorms(), "gain")),
     "norms-by-outputs": Method(
-        title="balanced norms by outputs, full",
-        condition={"normalization": "full", "criterion": BY_OUTPUTS},
+        title="balanced norms by outputs, full", condition=_least(BY_OUTPUTS, "full")
     ),
     "activations": Method(
         title="activations of one size, full", rescaling=activations(0, by_unit=False)
@@ -118,32 +107,30 @@ METHODS: dict[str, Method] = {
         rescaling=between(minimise(BY_OUTPUTS), activations(0, by_unit=False), 0.25),
     ),
     "layers-batch": Method(
-        title="balanced layers, batch",
-        condition={"normalization": "batch", "criterion": BalancedLayers()},
+        title="balanced layers, batch", condition=_least(BalancedLayers(), "batch")
     ),
     "layers-absorb": Method(
         title="balanced layers, absorb, fronts at a third",
-        condition={"normalization": "absorb", "criterion": BalancedLayers(front=1 / 3)},
+        condition=_least(BalancedLayers(front=1 / 3), "absorb"),
     ),
     "layers-absorb-front": Method(
         title="balanced layers, absorb, fronts at norm one",
-        condition={"normalization": "absorb", "criterion": BalancedLayers(front=1.0)},
+        condition=_least(BalancedLayers(front=1.0), "absorb"),
     ),
     "layers-gain": Method(
-        title="balanced layers, gain",
-        condition={"normalization": "gain", "criterion": BalancedLayers()},
+        title="balanced layers, gain", condition=_least(BalancedLayers(), "gain")
     ),
     "layers": Method(
         title="balanced layers, full, fronts at a third",
-        condition={"normalization": "full", "criterion": BalancedLayers(front=1 / 3)},
+        condition=_least(BalancedLayers(front=1 / 3), "full"),
     ),
     "layers-front": Method(
         title="balanced layers, full, fronts at norm one",
-        condition={"normalization": "full", "criterion": BalancedLayers(front=1.0)},
+        condition=_least(BalancedLayers(front=1.0), "full"),
     ),
     "teleport": Method(
         title="balanced norms, again after an epoch",
-        condition={"normalization": "full", "criterion": BalancedNorms()},
+        condition=_least(BalancedNorms(), "full"),
         teleports=True,
     ),
     "default-teleport": Method(
