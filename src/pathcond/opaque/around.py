@@ -346,8 +346,8 @@ def _children(
             children.append(Child(name=paths[module], module=module, inputs=inputs, caller=caller))
             if _may_be_reached_into(module, paths[module], recordings):
                 reason = (
-                    "belongs to a module that is called by code which may, on other inputs, read "
-                    "or call its parts"
+                    f"belongs to a module that is called by {caller}; on other inputs, that code "
+                    "may read or call its parts"
                 )
                 frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
     opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
