@@ -540,9 +540,7 @@ def test_a_branch_that_the_example_does_not_take_may_reach_into_an_expert(
     model, x = around(dispatch(*(build() for _ in range(EXPERTS))))
     symmetry = pathcond.find_symmetry(model, x)
     assert symmetry.num_units == 4
-    named = (
-        rf"called by {dispatch.__name__}, which cannot be captured.*; on other inputs"
-    )
+    named = rf"called by {dispatch.__name__}, which cannot be captured.*; on other inputs"
     assert any(re.search(named, pinned.reason) for pinned in symmetry.pinned)
     assert (
         max(changes(model, x, symmetry, [torch.randn(1, 3).double(), torch.randn(4, 3).double()]))

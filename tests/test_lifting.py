@@ -22,8 +22,11 @@ from pathcond import (
     log10_paths,
     path_norm,
 )
+from pathcond.capture.nodes import Node
+from pathcond.lifting import batch_values
 from pathcond.lifting.lifting import capture_sample, off_path, path_energy
 from pathcond.reference import enumerate_paths, parameter_vector
+from pathcond.rules.energies import call
 
 from .cases import CASES, Calls, SelfAttention, families, images, make, prepared
 from .strategies import examples, further, path_networks
@@ -469,6 +472,36 @@ def test_a_shared_weight_counts_once_per_occurrence() -> None:
 
 
 # -- samples ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strides", ["as captured", "of another kernel"])
+def test_heads_are_put_side_by_side_whatever_their_strides(
+    strides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture has no ``contiguous``, as the kernel leaves heads side by side; the samples must,
+    too, though they are joined behind the transposition. In float64 it may be another kernel.
+    """
+
+    def forward(self: Any, x: Tensor, view: bool = True) -> Tensor:
+        q, v = (part(x).view(*x.shape[:2], 2, 4).transpose(1, 2) for part in (self.q, self.v))
+        heads = F.scaled_dot_product_attention(1.5 * q, q, v).transpose(1, 2)
+        heads = heads.contiguous().view(*x.shape[:2], 8) if view else heads.flatten(2)
+        return self.out(F.silu(heads))  # type: ignore[no-any-return]
+
+    if strides == "of another kernel":
+
+        def call_contiguous(node: Node, *given: Any) -> Any:
+            result = call(node, *given)
+            return result.contiguous() if node.op.endswith("attention") else result
+
+        monkeypatch.setattr(batch_values, "call", call_contiguous)
+    parts = {"q": nn.Linear(8, 8), "v": nn.Linear(8, 8), "out": nn.Linear(8, 3)}
+    viewed = Calls(forward, **parts).double()
+    flattened = Calls(lambda self, x: forward(self, x, view=False), **parts).double()
+    x = torch.randn(3, 5, 8).double()
+    for name, g in diag_g(viewed, x).items():
+        assert torch.equal(g, diag_g(flattened, x)[name])
+        assert bool((g > 0).all()) or name.startswith("q")
 
 
 def test_a_batch_is_split_only_where_samples_do_not_mix() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -115,3 +116,21 @@ def test_together_as_one_by_one(name: str, fresh: bool, monkeypatch: pytest.Monk
         torch.testing.assert_close(
             read_together[parameter].squares, read.squares, rtol=1e-11, atol=0
         )
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torch.randn(2, 5, 4),
+        lambda: torch.randn(2, 5, 3, 4).transpose(1, 2),
+        lambda: torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        lambda: torch.randn(2, 3, 4, 5).permute(0, 3, 1, 2),
+    ],
+)
+def test_joined_samples_lie_in_memory_as_they_did(build: Callable[[], Tensor]) -> None:
+    """What is computed next, such as a view, may rely on that."""
+    apart = [build() for _ in range(3)]
+    together = Samples.of_joined(Samples(apart).join(), 3).values
+    for one, same in zip(apart, together, strict=True):
+        assert torch.equal(one, same)
+        assert one.stride() == same.stride()

@@ -78,8 +78,13 @@ class Samples:
         return self.joined.unflatten(0, (self.count, len(self.joined) // self.count))
 
     def join(self) -> Tensor:
-        """All of them, joined along the first axis."""
-        return self.joined if self.joined is not None else torch.cat(self.values)
+        """All of them, joined along the first axis; the other axes lie in memory as they did."""
+        if self.joined is not None:
+            return self.joined
+        strides = self.values[0].stride()
+        order = sorted(range(len(strides)), key=lambda axis: (axis > 0, -strides[axis]))
+        place = [order.index(axis) for axis in range(len(order))]
+        return torch.cat([value.permute(order) for value in self.values]).permute(place)
 
 
 def at_once(
