@@ -25,7 +25,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import CodeType, FrameType
 from typing import Any
 
@@ -147,6 +148,11 @@ class Decision:
     alike: bool = False
     forcible: bool = True
     repeats: Place | None = None
+
+    @cached_property
+    def line(self) -> tuple[Place, str]:
+        """The place, whatever numbers are compared there, and the module."""
+        return replace(self.place, form=0), self.module
 
 
 @dataclass(frozen=True)

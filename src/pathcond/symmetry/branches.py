@@ -264,7 +264,7 @@ class _Search:
         keys = {key(decision) for _, decision in made}
         found: dict[tuple[Place, str], list[tuple[Example, Decision]]] = {}
         for example, decision in made:
-            for known in {key(decision), _line(decision)} & keys:
+            for known in {key(decision), decision.line} & keys:
                 found.setdefault(known, []).append((example, decision))
         return found
 
@@ -274,7 +274,7 @@ class _Search:
     def _shown(self, run: Run, *, every: bool = False) -> tuple[Decision, ...]:
         """The decisions that come out the other way in a run: those that are open, or all."""
         key = _keys([*self.runs, run])
-        outcomes = {(known, d.outcome) for d in run.decisions for known in (key(d), _line(d))}
+        outcomes = {(known, d.outcome) for d in run.decisions for known in (key(d), d.line)}
         known = [d for other in self.runs for d in other.decisions] if every else self.open()
         return tuple(d for d in known if (key(d), not d.outcome) in outcomes)
 
@@ -433,20 +433,14 @@ def _keys(runs: Sequence[Run]) -> Callable[[Decision], tuple[Place, str]]:
     for run in runs:
         here: dict[tuple[Place, str], set[int]] = {}
         for d in run.decisions:
-            here.setdefault(_line(d), set()).add(d.place.form)
+            here.setdefault(d.line, set()).add(d.place.form)
         for line, found in here.items():
             forms[line] = forms[line] & found if line in forms else found
 
     def key(d: Decision) -> tuple[Place, str]:
-        line = _line(d)
-        return (d.place, d.module) if d.place.form in forms[line] else line
+        return (d.place, d.module) if d.place.form in forms[d.line] else d.line
 
     return key
-
-
-def _line(decision: Decision) -> tuple[Place, str]:
-    """The place of a decision, whatever numbers are compared there, and its module."""
-    return replace(decision.place, form=0), decision.module
 
 
 def _decide_alike(one: Watch, other: Watch) -> bool:
