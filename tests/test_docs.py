@@ -22,8 +22,9 @@ from pathcond_paper import FIGURES, document
 from pathcond_paper.figures import mlp_depth, tuned
 from pathcond_paper.sweep.selection import where
 
+from .cases import CASES
 from .strategies import DRAWS_ALL
-from .zoo import entries
+from .zoo import entries, small_entries
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -319,6 +320,10 @@ def test_the_table_of_models_covers_the_collection() -> None:
         text = " ".join((ROOT / name).read_text().split())
         counts = re.findall(r"(\d+) (?=models(?:\]\(docs/zoo.md\)| keep| under|\.))", text)
         assert counts == [str(len(models) - len(missing))] * times, name
+    measured = (ROOT / "docs/measured.md").read_text()
+    assert f"on {len(CASES)} small networks of all families" in measured
+    small = list(small_entries())
+    assert f"on {len(small)} architectures of transformers" in measured
 
 
 def test_rules_are_real_operations() -> None:
