@@ -1,8 +1,9 @@
 """A figure whose runs do what files in the data folder say, and note there that they were begun.
 
 ``raise-b-1`` makes the run of method b and seed 1 raise, ``kill-b-1`` kill its process once,
-``kill-always-b-1`` always, ``wait-b-1`` wait until the file is gone. Processes of every engine
-import it by name; as a program it is the command line with this figure.
+``kill-always-b-1`` always, ``wait-b-1`` wait until the file is gone; ``state-b-1`` makes it leave a
+state where a sweep has a place for one. Processes of every engine import it by name; as a program
+it is the command line with this figure.
 """
 
 import os
@@ -47,6 +48,9 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
             os.kill(os.getpid(), signal.SIGKILL)
         if (place.data / f"kill-always-{name}").exists():
             os.kill(os.getpid(), signal.SIGKILL)
+        if (place.data / f"state-{name}").exists() and place.unfinished:
+            place.unfinished.mkdir(parents=True, exist_ok=True)
+            (place.unfinished / name).touch()
         if (place.data / f"tensor-{name}").exists():
             yield job, {"loss": {1, 2}}  # no JSON
         yield (

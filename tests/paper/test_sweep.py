@@ -175,6 +175,19 @@ class TestEngines:
         assert folder.kept() == ["a-1", "b-0", "b-1"]
         assert "No verdicts" in result.stdout
 
+    def test_states_of_trainings_lie_beside_the_rows(self, engine: str, folder: Folder) -> None:
+        """Of processes of this machine, until they are removed; machines of a cluster share no
+        folder.
+        """
+        folder.tell("state-b-0")
+        assert folder.run("--engine", engine).exit_code == 0
+        states = folder.out / "unfinished"
+        assert states.exists() == (engine == "local")
+        if states.exists():
+            (states / "b-0").unlink()
+            folder.run("--seeds", 3)
+            assert not states.exists()
+
     def test_what_is_finished_is_not_repeated(self, engine: str, folder: Folder) -> None:
         assert folder.run("--engine", engine, "--seeds", 1).exit_code == 0
         assert folder.kept() == ["a-0", "b-0"]
