@@ -138,6 +138,20 @@ def test_a_damaged_state_costs_only_time(tmp_path: Path) -> None:
         assert progress.heard == ["epoch 1 of 4", "epoch 2 of 4"]
 
 
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("unexpected pos")])
+def test_a_full_disk_stops_no_training(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(state: object, path: Path) -> None:
+        path.write_bytes(b"the beginning")
+        raise error
+
+    monkeypatch.setattr(torch, "save", save)
+    (result,) = trained(tmp_path, Progress())
+    assert result == whole()
+    assert not list(tmp_path.iterdir())
+
+
 def test_states_are_an_interval_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unfinished, "INTERVAL", 1000.0)
     kept = Unfinished([JOB], Place(unfinished=tmp_path))

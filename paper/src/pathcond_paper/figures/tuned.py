@@ -64,36 +64,35 @@ BY_SIZE = Curvature(weight="size")
 BY_OUTPUTS = BalancedLayers(share=0.0, front=1.0)
 
 
-def _least(criterion: Criterion, normalization: str) -> dict[str, Any]:
+def _by(criterion: Criterion, normalization: str) -> dict[str, Any]:
+    """Arguments of ``condition_``."""
     return {"criterion": criterion, "normalization": normalization}
 
 
 METHODS: dict[str, Method] = {
     "as-is": Method(title="as is"),
     "paper": Method(title="ten sweeps, as in the paper", condition=AS_IN_PAPER),
-    "kernel-paper": Method(
-        title="path kernel, exact, paper", condition=_least(PathKernel(), "paper")
-    ),
+    "kernel-paper": Method(title="path kernel, exact, paper", condition=_by(PathKernel(), "paper")),
     "kernel-absorb": Method(
-        title="path kernel, exact, absorb", condition=_least(PathKernel(), "absorb")
+        title="path kernel, exact, absorb", condition=_by(PathKernel(), "absorb")
     ),
-    "kernel-gain": Method(title="path kernel, exact, gain", condition=_least(PathKernel(), "gain")),
-    "kernel-full": Method(title="path kernel, exact, full", condition=_least(PathKernel(), "full")),
+    "kernel-gain": Method(title="path kernel, exact, gain", condition=_by(PathKernel(), "gain")),
+    "kernel-full": Method(title="path kernel, exact, full", condition=_by(PathKernel(), "full")),
     "keep": Method(
         title="path kernel, full, pace kept",
-        condition=_least(PathKernel(), "full") | {"pace": "keep"},
+        condition=_by(PathKernel(), "full") | {"pace": "keep"},
     ),
-    "curvature": Method(title="curvature, full", condition=_least(Curvature(), "full")),
-    "curvature-by-size": Method(title="curvature by size, full", condition=_least(BY_SIZE, "full")),
+    "curvature": Method(title="curvature, full", condition=_by(Curvature(), "full")),
+    "curvature-by-size": Method(title="curvature by size, full", condition=_by(BY_SIZE, "full")),
     "curvature-by-rank": Method(title="curvature by rank as it stands, full", rescaling=by_rank()),
-    "moments": Method(title="curvature by moments, full", condition=_least(Moments(), "full")),
+    "moments": Method(title="curvature by moments, full", condition=_by(Moments(), "full")),
     "frobenius": Method(
-        title="curvature by Frobenius norms, full", condition=_least(Moments(root=True), "full")
+        title="curvature by Frobenius norms, full", condition=_by(Moments(root=True), "full")
     ),
-    "norms": Method(title="balanced norms, full", condition=_least(BalancedNorms(), "full")),
-    "norms-gain": Method(title="balanced norms, gain", condition=_least(BalancedNorms(), "gain")),
+    "norms": Method(title="balanced norms, full", condition=_by(BalancedNorms(), "full")),
+    "norms-gain": Method(title="balanced norms, gain", condition=_by(BalancedNorms(), "gain")),
     "norms-by-outputs": Method(
-        title="balanced norms by outputs, full", condition=_least(BY_OUTPUTS, "full")
+        title="balanced norms by outputs, full", condition=_by(BY_OUTPUTS, "full")
     ),
     "activations": Method(
         title="activations of one size, full", rescaling=activations(0, by_unit=False)
@@ -107,30 +106,28 @@ METHODS: dict[str, Method] = {
         rescaling=between(minimise(BY_OUTPUTS), activations(0, by_unit=False), 0.25),
     ),
     "layers-batch": Method(
-        title="balanced layers, batch", condition=_least(BalancedLayers(), "batch")
+        title="balanced layers, batch", condition=_by(BalancedLayers(), "batch")
     ),
     "layers-absorb": Method(
         title="balanced layers, absorb, fronts at a third",
-        condition=_least(BalancedLayers(front=1 / 3), "absorb"),
+        condition=_by(BalancedLayers(front=1 / 3), "absorb"),
     ),
     "layers-absorb-front": Method(
         title="balanced layers, absorb, fronts at norm one",
-        condition=_least(BalancedLayers(front=1.0), "absorb"),
+        condition=_by(BalancedLayers(front=1.0), "absorb"),
     ),
-    "layers-gain": Method(
-        title="balanced layers, gain", condition=_least(BalancedLayers(), "gain")
-    ),
+    "layers-gain": Method(title="balanced layers, gain", condition=_by(BalancedLayers(), "gain")),
     "layers": Method(
         title="balanced layers, full, fronts at a third",
-        condition=_least(BalancedLayers(front=1 / 3), "full"),
+        condition=_by(BalancedLayers(front=1 / 3), "full"),
     ),
     "layers-front": Method(
         title="balanced layers, full, fronts at norm one",
-        condition=_least(BalancedLayers(front=1.0), "full"),
+        condition=_by(BalancedLayers(front=1.0), "full"),
     ),
     "teleport": Method(
         title="balanced norms, again after an epoch",
-        condition=_least(BalancedNorms(), "full"),
+        condition=_by(BalancedNorms(), "full"),
         teleports=True,
     ),
     "default-teleport": Method(

@@ -54,16 +54,22 @@ class Unfinished:
         return state
 
     def keep(self, state: Callable[[], State]) -> None:
-        """Write the state if the last one is old enough; a stop meanwhile leaves the last one."""
+        """Write the state if the last one is old enough. A stop meanwhile leaves the last one, and
+        so does a full disk, which is no reason to stop.
+        """
         if self.path is None or time.monotonic() - self._since < INTERVAL:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".part")
-        torch.save(state(), beside)
-        beside.replace(self.path)
         self._since = time.monotonic()
+        begun = self.path.with_suffix(".part")
+        try:
+            begun.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state(), begun)
+            begun.replace(self.path)
+        except (OSError, RuntimeError):  # the latter is what torch makes of a full disk
+            begun.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Once the results are there."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+            self.path.with_suffix(".part").unlink(missing_ok=True)
