@@ -11,6 +11,7 @@ import gc
 import json
 import math
 import os
+import tempfile
 import time
 import traceback
 import warnings
@@ -30,7 +31,7 @@ from pathcond.capture.isolation import isolated
 from pathcond.capture.models import as_call
 from pathcond.capture.outputs import example_outputs, output_change
 from pathcond.criteria.problem import Problem
-from pathcond.lifting.lifting import PathEnergy, capture_sample, off_path, path_energy
+from pathcond.lifting.lifting import capture_sample, off_path, path_energy
 from pathcond.lifting.sample import Prepared, Sample
 from pathcond.symmetry.captures import capture_all
 from pathcond.symmetry.symmetry import Symmetry, symmetry_of
@@ -403,14 +404,14 @@ def examine(
     start = time.perf_counter()
     captured = capture_all(model, inputs)
     result.seconds_capture = time.perf_counter() - start
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = on_disk(model.state_dict())
     before = outputs(model, inputs, training=False)
     before_train = outputs(model, inputs, training=True)
     others = other_sizes(model, inputs)
     result.other_sizes = len(others)
     before_others = [outputs(model, other, training=False) for other in others]
     sample = capture_sample(model, inputs)
-    energy = examine_energy(model, sample, result)
+    diagonal = on_disk(examine_energy(model, sample, result))
     for normalization in NORMALIZATIONS:
         start = time.perf_counter()
         symmetry = symmetry_of(model, captured, normalization=normalization)
@@ -434,11 +435,11 @@ def examine(
         rescaled = path_energy(model, sample).diagonal
         factors = symmetry.factors(log_scales)
         result.energy_change[normalization] = max(
-            energy_change(g, rescaled[name], factors[name].to(g))
-            for name, g in energy.diagonal.items()
+            energy_change(diagonal[name].to(g), g, factors[name].to(g))
+            for name, g in rescaled.items()
         )
         restore(model, state)
-        condition_twice(model, symmetry, sample, energy.diagonal, normalization, result)
+        condition_twice(model, symmetry, sample, diagonal, normalization, result)
         result.eval_change[f"{normalization}, conditioned"] = output_change(
             before, outputs(model, inputs, training=False)
         )
@@ -470,10 +471,21 @@ def examine(
         result.rounding_floor = max(floors)
         disturbed = path_energy(model, sample).diagonal
         result.energy_floor = max(
-            energy_change(g, disturbed[name], torch.ones_like(g))
-            for name, g in energy.diagonal.items()
+            energy_change(diagonal[name].to(g), g, torch.ones_like(g))
+            for name, g in disturbed.items()
         )
     return result
+
+
+def on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that are read as they are asked for, on the CPU: those of a large model would not fit
+    into memory beside it.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save({name: tensor.detach().cpu() for name, tensor in tensors.items()}, file.name)
+        # the file is gone when the last of them is
+        copies: dict[str, Tensor] = torch.load(file.name, mmap=True)
+    return copies
 
 
 def restore(model: nn.Module, state: dict[str, Tensor]) -> None:
@@ -540,23 +552,23 @@ def residual_in_box(
     return problem.at(problem.zero()).residual, int(sum((left == 0).sum() for left in room))
 
 
-def examine_energy(model: nn.Module, sample: Sample, result: Result) -> PathEnergy:
-    """Path energy of the model: finite, not negative, and zero only in parameters of which the
-    reason is known.
+def examine_energy(model: nn.Module, sample: Sample, result: Result) -> dict[str, Tensor]:
+    """The diagonal of the model's path energy: finite, not negative, and zero only in parameters of
+    which the reason is known.
     """
     start = time.perf_counter()
-    energy = path_energy(model, sample)
+    diagonal = path_energy(model, sample).diagonal
     result.seconds_energy = time.perf_counter() - start
     result.off_path = off_path(model, sample)
     result.log10_paths = pathcond.log10_paths(model, sample)
-    for name, g in energy.diagonal.items():
+    for name, g in diagonal.items():
         if not bool(g.isfinite().all()) or bool((g < 0).any()):
             result.energy_problem = f"g of {name} is negative or not finite"
         if name not in result.off_path:
             result.zeros += int((g == 0).sum())
             if not bool(g.any()):
                 result.energy_problem = f"g of {name} is zero for no reason"
-    return energy
+    return diagonal
 
 
 def energy_change(g: Tensor, rescaled: Tensor, factor: Tensor) -> float:
@@ -610,8 +622,8 @@ def failures(result: Result) -> list[str]:
     return found
 
 
-def _examine_safely(name: str, device: str) -> Result:
-    torch.set_num_threads(1)
+def _examine_safely(name: str, device: str, threads: int) -> Result:
+    torch.set_num_threads(threads)
     try:
         if name.startswith("small:"):
             entry = next(e for e in small_entries() if e.name == name)
@@ -737,10 +749,10 @@ def main() -> int:
     todo = [name for name in names if name not in done]
     # A worker that the system kills for its memory ends the run with an error; a Pool would wait.
     # Workers that take more than one task each may wait for each other (gh-115634 of Python).
-    with ProcessPoolExecutor(
-        options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1
-    ) as pool:
-        runs = [pool.submit(_examine_safely, name, options.device) for name in todo]
+    jobs = max(1, min(options.jobs, len(todo)))
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        runs = [pool.submit(_examine_safely, name, options.device, threads) for name in todo]
         for run in as_completed(runs):
             result = run.result()
             done[result.name] = result
