@@ -15,15 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond import (
-    CoordinateDescent,
-    ENorm,
-    Exact,
-    PathKernel,
-    RescalingError,
-    condition_,
-    diag_g,
-)
+from pathcond import CoordinateDescent, ENorm, Exact, PathKernel, RescalingError, condition_, diag_g
 from pathcond.capture.outputs import output_change
 from pathcond.condition import prepare
 from pathcond.criteria.problem import Problem

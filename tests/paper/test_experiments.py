@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.networks import (
-    autoencoder,
-    cifar_nv,
-    mlp,
-    resnet,
-    resnet18_c,
-    vgg16,
-)
+from pathcond.networks import autoencoder, cifar_nv, mlp, resnet, resnet18_c, vgg16
 from pathcond.rows import Rows
 from pathcond_paper import FIGURES, load, style
 from pathcond_paper.figure import Place, Row

@@ -26,15 +26,7 @@ from pathcond_paper.sweep.selection import where
 from pathcond_paper.training import starting
 from pathcond_paper.training.methods import METHODS
 from pathcond_paper.training.stack import Balance, Stack
-from pathcond_paper.training.training import (
-    Curves,
-    Data,
-    Recipe,
-    Run,
-    epochs_to,
-    group_jobs,
-    train,
-)
+from pathcond_paper.training.training import Curves, Data, Recipe, Run, epochs_to, group_jobs, train
 
 from ..strategies import DRAWS_ALL
 

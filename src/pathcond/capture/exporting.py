@@ -15,15 +15,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import UnsupportedModelError
 from .models import canonical_names
-from .nodes import (
-    Graph,
-    Node,
-    alive,
-    called_parameters,
-    op_name,
-    place_of,
-    type_of,
-)
+from .nodes import Graph, Node, alive, called_parameters, op_name, place_of, type_of
 
 
 def export_graph(

@@ -17,18 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UnsupportedModelError
 from ..trees import tree_leaves, tree_map
-from .decisions import (
-    Origins,
-    frames,
-    is_size,
-    plain,
-    refuse,
-    size_from_values,
-    user_line,
-)
-from .nodes import (
-    TORCH_FOLDER,
-)
+from .decisions import Origins, frames, is_size, plain, refuse, size_from_values, user_line
+from .nodes import TORCH_FOLDER
 from .schemas import schema_of
 from .trace import HiddenError, Trace
 

@@ -18,20 +18,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import UnsupportedModelError
 from ..trees import tree_leaves, tree_map
-from .decisions import (
-    DecisionError,
-    Origins,
-    calling_module,
-    only_raises,
-    refuse,
-    user_line,
-)
+from .decisions import DecisionError, Origins, calling_module, only_raises, refuse, user_line
 from .models import canonical_names
-from .nodes import (
-    Node,
-    op_name,
-    type_of,
-)
+from .nodes import Node, op_name, type_of
 
 PLAIN = (bool, int, float, str, type(None))
 TESTS_OF_FINITENESS = ("isinf", "isnan", "isfinite")

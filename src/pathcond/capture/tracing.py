@@ -22,12 +22,7 @@ from ..trees import tree_map
 from .isolation import attributes_kept, isolated, replaced
 from .models import returned_leaves
 from .modes import Calls, Conversions
-from .nodes import (
-    Graph,
-    Node,
-    alive,
-    called_parameters,
-)
+from .nodes import Graph, Node, alive, called_parameters
 from .trace import HiddenError, Trace, UnknownTensorError
 
 

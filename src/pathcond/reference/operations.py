@@ -13,16 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..capture.nodes import Node
-from .cells import (
-    Array,
-    Cell,
-    Table,
-    add_gate,
-    indices,
-    per_axis,
-    scale,
-    times,
-)
+from .cells import Array, Cell, Table, add_gate, indices, per_axis, scale, times
 from .gates import Gate
 
 Operation = Callable[[Node, dict[str, Any]], Iterator[Cell]]

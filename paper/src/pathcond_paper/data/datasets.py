@@ -16,14 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .formats import (
-    DataError,
-    MissingDataError,
-    cifar_binary,
-    cifar_python,
-    idx,
-    read_verified,
-)
+from .formats import DataError, MissingDataError, cifar_binary, cifar_python, idx, read_verified
 
 # Checksums of the files as they are published, by their names in the official layouts.
 CIFAR_BINARY = {

@@ -18,14 +18,7 @@ from pathcond.networks import autoencoder
 from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
-from ..sweep.selection import (
-    match_runs,
-    mean,
-    seeds_of,
-    settings_of,
-    spread,
-    where,
-)
+from ..sweep.selection import match_runs, mean, seeds_of, settings_of, spread, where
 from ..training.methods import METHODS, OURS, RATE, at_rates, tell_each
 from ..training.training import Settings, group_jobs, train_jobs
 

@@ -27,14 +27,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
 from ..published import SINCE
-from ..sweep.selection import (
-    match_runs,
-    mean,
-    seeds_of,
-    settings_of,
-    spread,
-    where,
-)
+from ..sweep.selection import match_runs, mean, seeds_of, settings_of, spread, where
 from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, tell_each
 from ..training.training import Settings, epochs_to, train_jobs
 

@@ -20,14 +20,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
 from ..published import SINCE
-from ..sweep.selection import (
-    match_runs,
-    mean,
-    seeds_of,
-    settings_of,
-    spread,
-    where,
-)
+from ..sweep.selection import match_runs, mean, seeds_of, settings_of, spread, where
 from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, at_rates, tell_each
 from ..training.training import Settings, epochs_to, group_jobs, train_jobs
 

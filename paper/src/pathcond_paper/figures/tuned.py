@@ -33,15 +33,7 @@ from pathcond.rows import Job, Result, Row
 from ..data import load
 from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import deviation, mean, settings_of, where
-from ..training.candidates import (
-    Moments,
-    activations,
-    between,
-    blend,
-    bound,
-    by_rank,
-    minimise,
-)
+from ..training.candidates import Moments, activations, between, blend, bound, by_rank, minimise
 from ..training.methods import AS_IN_PAPER, Method
 from ..training.networks import LanguageModel, VisionTransformer, resnet20
 from ..training.optimizers import Schedule
