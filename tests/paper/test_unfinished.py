@@ -1,6 +1,7 @@
 """A training that was stopped goes on from its last state, and comes to the same bits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from pathcond.networks import cifar_nv, mlp
-from pathcond.rows import Job, Result
+from pathcond.rows import Job, Result, Row
 from pathcond_paper.figure import Place
+from pathcond_paper.figures import tuned
 from pathcond_paper.training import training, unfinished
 from pathcond_paper.training.methods import METHODS
 from pathcond_paper.training.training import Data, Recipe, Run, train, train_jobs
@@ -102,6 +104,56 @@ def test_states_of_optimizers_and_augmentations_are_part_of_it(
         assert found.stopped_after == [1]
         assert found.test_loss == expected.test_loss
         assert found.train_loss == expected.train_loss
+
+
+@pytest.mark.parametrize("method", ["as-is", "searched"])
+@pytest.mark.parametrize("done", [2, 5])
+def test_a_comparison_that_was_stopped_goes_on(
+    method: str, done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first seed chose the rate, or after that, when its row is there."""
+    name = "smoke-digits-ae-sgd"
+    setting = replace(tuned.SMOKE[name], rates=(0.25, 0.5, 1.0, 2.0), at_once=1)
+    monkeypatch.setitem(tuned.SMOKE, name, setting)
+    monkeypatch.setattr(tuned, "EXTENSIONS", 0)
+    jobs = [{"setting": name, "method": method, "seed": seed} for seed in (0, 1)]
+    trained: list[Run] = []
+    searched: list[int] = []
+    stop: list[int | None] = [None]
+
+    def train_until_stopped(runs: Sequence[Run], *rest: object) -> list[training.Curves]:
+        if len(trained) == stop[0]:
+            raise StoppedError
+        trained.extend(runs)
+        return train(runs, *rest)
+
+    def search(*arguments: object) -> object:
+        searched.append(1)
+        return found_scales(*arguments)
+
+    found_scales = tuned.search
+    expected = [result for _, result in tuned.run(jobs, Place(), Progress())]
+    monkeypatch.setattr(tuned, "train", train_until_stopped)
+    monkeypatch.setattr(tuned, "search", search)
+    rows: list[Row] = []
+
+    def go_on() -> None:
+        place = Place(unfinished=tmp_path, rows=tuple(rows))
+        for job, result in tuned.run(jobs[len(rows) :], place, Progress()):
+            rows.append(Row(job, result, {}))
+
+    stop[0] = done
+    with pytest.raises(StoppedError):
+        go_on()
+    assert len(rows) == (done > 4)
+    stop[0] = None
+    go_on()
+    assert len(trained) == len(set(trained)) == 7
+    assert len(searched) == (method == "searched")
+    stopped = [row.result.pop("stopped_after", 0) for row in rows]
+    assert stopped == [2, 0] if done == 2 else stopped == [0, 1]
+    assert [row.result for row in rows] == expected
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_state_is_not_for_other_runs_or_another_commit(

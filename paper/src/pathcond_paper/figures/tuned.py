@@ -41,6 +41,7 @@ from ..training.recipe import Recipe, Run, Task
 from ..training.searching import search
 from ..training.starting import Starts
 from ..training.training import Curves, Data, train
+from ..training.unfinished import State, Unfinished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -415,25 +416,29 @@ def together(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple[Job, Result]]:
     """Let the first seed choose the rates, unless it did in an earlier sweep, then train the others
-    at them.
+    at them. Trainings that were finished when an earlier sweep was stopped are not made again.
     """
     name = jobs[0]["setting"]
     methods = list(dict.fromkeys(job["method"] for job in jobs))
     chosen = {
         row.job["method"]: row.result for row in where(place.rows, setting=name, seed=CHOOSING)
     }
-    comparison = _Comparison(_setting(name), place, methods, chosen, progress)
+    # whichever seeds are left
+    parts = [{"figure": "tuned", "setting": name, "method": method} for method in methods]
+    unfinished = Unfinished(parts, place)
+    comparison = _Comparison(_setting(name), place, methods, chosen, progress, unfinished)
     comparison.choose()
     yield from comparison.results(jobs, CHOOSING)
     fresh = sorted({job["seed"] for job in jobs} - {CHOOSING})
     comparison.repeat(fresh)
     for seed in fresh:
         yield from comparison.results(jobs, seed)
+    unfinished.remove()
 
 
 class _Comparison:
     """Methods of one setting, each at its own rates; ``chosen`` has what the choosing seed came to,
-    of methods for which it is known.
+    of methods for which it is known, ``unfinished`` the trainings of a comparison that was stopped.
     """
 
     def __init__(
@@ -443,25 +448,33 @@ class _Comparison:
         methods: Sequence[str],
         chosen: Mapping[str, Result],
         progress: Progress,
+        unfinished: Unfinished,
     ) -> None:
         self.setting = setting
         self.methods = methods
         self.chosen = chosen
         self.progress = progress
+        self.unfinished = unfinished
+        before = unfinished.load() or {"curves": [], "layer_scales": None}
+        self.curves = {Run(**run): Curves(**curves) for run, curves in before["curves"]}
+        self.trained_before = set(self.curves)
+        self.layer_scales: Sequence[float] | None = before["layer_scales"]
         dataset = load(setting.dataset, place.data)
         self.data = Data.of(dataset, place.device, train=setting.train, test=setting.test)
         known = dict(METHODS)
         if set(methods) & set(SEARCHED):
-            scales = self._search()
+            self.layer_scales = self._search()
+            unfinished.keep(self._state)
             for method in SEARCHED:
-                known[method] = replace(METHODS[method], layer_scales=scales)
+                known[method] = replace(METHODS[method], layer_scales=self.layer_scales)
         every = len(self.data.x) // setting.batch
         self.recipe = replace(setting.recipe(known), teleport_every=every)
         self.starts = Starts(self.recipe, self.data.x[: setting.batch])
-        self.curves: dict[Run, Curves] = {}
 
     def _search(self) -> Sequence[float]:
         """The best scales of a search, or those that an earlier one found."""
+        if self.layer_scales is not None:
+            return self.layer_scales
         if "searched" in self.chosen:
             found: Sequence[float] = self.chosen["searched"]["layer_scales"]
             return found
@@ -500,15 +513,20 @@ class _Comparison:
         )
 
     def results(self, jobs: Sequence[Job], seed: int) -> Iterator[tuple[Job, Result]]:
-        """What the runs of one seed came to, over the learning rate."""
+        """What the runs of one seed came to, over the learning rate, and how many of them an
+        earlier sweep had finished when it was stopped.
+        """
         for job in jobs:
             if job["seed"] == seed:
                 runs = {
-                    run.learning_rate: curves
+                    run: curves
                     for run, curves in self.curves.items()
                     if run.method == job["method"] and run.seed == seed
                 }
-                yield job, _over_rates(dict(sorted(runs.items())))
+                by_rate = {run.learning_rate: curves for run, curves in runs.items()}
+                before = len(self.trained_before & set(runs))
+                stopped = {"stopped_after": before} if before else {}
+                yield job, _over_rates(dict(sorted(by_rate.items()))) | stopped
 
     def _best(self, method: str) -> float:
         losses = self._losses(method)
@@ -531,6 +549,13 @@ class _Comparison:
             part = runs[start : start + self.setting.at_once]
             found = train(part, self.recipe, self.data, self.progress, self.starts)
             self.curves.update(zip(part, found, strict=True))
+            self.unfinished.keep(self._state)
+
+    def _state(self) -> State:
+        return {
+            "curves": [(vars(run), vars(curves)) for run, curves in self.curves.items()],
+            "layer_scales": self.layer_scales,
+        }
 
 
 def _over_rates(runs: Mapping[float, Curves]) -> Result:
