@@ -1,7 +1,8 @@
 """Where a tensor's value becomes a Python value while a model is traced: what may be decided by it.
 
 A branch that goes by a value which depends on the data or on the weights has other outcomes for
-other inputs, and after a rescaling: it is refused. What depends on neither is decided. A check that
+other inputs, and after a rescaling: it is refused, unless it depends on inputs of whole numbers
+alone and a watch follows both of its outcomes. What depends on neither is decided. A check that
 only raises has one outcome that matters; what it reads must be kept, as an output is.
 """
 
@@ -73,6 +74,11 @@ class Origins:
         self.integers |= other.integers
         self.buffers |= other.buffers
         self.draws |= other.draws
+
+    @property
+    def only_integers(self) -> bool:
+        """Whether inputs of integers and truth values decide alone."""
+        return bool(self.integers) and not (self.floats or self.buffers or self.draws)
 
     @classmethod
     def union(cls, parts: Iterable[Origins]) -> Origins:

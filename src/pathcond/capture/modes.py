@@ -20,6 +20,7 @@ from ..trees import tree_leaves, tree_map
 from .decisions import Origins, frames, is_size, plain, refuse, size_from_values, user_line
 from .nodes import TORCH_FOLDER
 from .schemas import schema_of
+from .size_numbers import running
 from .trace import HiddenError, Trace
 
 READS_VALUES = torch.Tag.data_dependent_output
@@ -222,7 +223,8 @@ class Conversions(TorchFunctionMode):
                 value = int(func(tensor))
             what = "a number that was read from it is used for more than the size of a tensor"
             return size_from_values(value, lambda: refuse(origins, what))
-        trace.may_read([tensor], size=False)
+        if not (running.watch and running.watch.follows_value and origins.only_integers):
+            trace.may_read([tensor], size=False)
         with _set(trace, "paused"):
             return func(tensor)
 

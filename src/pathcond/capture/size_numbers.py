@@ -29,6 +29,8 @@ ANYWHERE: Ends = (-math.inf, math.inf)
 class Watcher(Protocol):
     """Who is told what becomes of sizes."""
 
+    follows_value: bool
+
     def sizes_of(self, tensor: Tensor, found: Any, axis: int | None = None) -> Any: ...
 
     def note_test(

@@ -5,8 +5,10 @@ sizes, as a rule the one that captures it.
 shows only the way that was taken. Here the model runs while ``shape``, ``size()``, ``numel()`` and
 ``len()`` return numbers that report what becomes of them: every test that they decide, every call
 of torch that they enter as zero (``h + n % 2``, a padding of no rows), every ``range`` without a
-turn. Empty slices (``h[:, 10:]`` of a short input) are noted as well. Torch itself only meets plain
-numbers. After the run, what the model may have kept of these numbers behaves as plain numbers do.
+turn. Empty slices (``h[:, 10:]`` of a short input) are noted as well, and so are tests of tensors
+that depend on inputs of whole numbers and truth values alone (``if mask.all()``). Torch itself only
+meets plain numbers. After the run, what the model may have kept of these numbers behaves as plain
+numbers do.
 
 >>> model = torch.nn.Linear(3, 4)
 >>> with Watch(model) as watch:
@@ -66,8 +68,15 @@ INDEXING = ("__getitem__", "__setitem__")
 CUTTING = frozenset(
     ("split", "split_with_sizes", "tensor_split", "chunk", "narrow", "hsplit", "vsplit", "dsplit")
 )
-# Among the sources of a number: it is the size of a tensor that is as long as some values say.
+# Among the sources of a number: it is the size of a tensor that is as long as some values say, or
+# such a value itself.
 BY_VALUES = -1
+# What makes tensors of no others, and draws nothing.
+MAKING = frozenset(("arange", "zeros", "ones", "full", "eye", "tensor", "as_tensor", "linspace"))
+# What writes into its first operand, beside functions whose names end in an underscore.
+WRITING = frozenset(
+    ("__setitem__", *(f"__i{name}__" for name in ("add", "sub", "mul", "and", "or", "xor")))
+)
 # What returns such tensors, and what passes them on.
 SIZED_BY_VALUES = frozenset(
     (
@@ -122,14 +131,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Decision:
-    """A test of a size, a number made of sizes that enters a call of torch, a loop over so many
-    turns, or a slice that may be empty.
+    """A test of a size, or of a tensor that depends on inputs of whole numbers alone; a number made
+    of sizes that enters a call of torch, a loop over so many turns, or a slice that may be empty.
 
     Attributes:
         place: In the code.
         module: Qualified name of the module that runs it.
         operands: What is compared; of a number in a call or of turns, that number and zero; of a
-            slice, one or zero, and zero.
+            slice or a tensor, one or zero, and zero.
         sources: The sizes of tensors that the operands were computed from; ``BY_VALUES`` among
             them if one of these depends on values.
         outcome: Of the test; of all else, whether it differs from zero.
@@ -165,7 +174,8 @@ class _Answer:
 
 
 class Watch(TorchFunctionMode):
-    """Notes the decisions of a model by sizes while it is entered; one at a time in a thread.
+    """Notes the decisions of a model by sizes, and by inputs of whole numbers, while it is entered;
+    one at a time in a thread.
 
     Args:
         model: Its modules give decisions their place.
@@ -176,6 +186,7 @@ class Watch(TorchFunctionMode):
         met: The places among ``invert`` that were come by.
         calls: The calls of torch that the model made; only those of ``call``.
         last: The last test that was inverted, if nothing was computed since.
+        follows_value: Whether a tensor is being tested of which both outcomes will be followed.
     """
 
     def __init__(self, model: nn.Module, invert: frozenset[Place] = frozenset()) -> None:
@@ -183,12 +194,16 @@ class Watch(TorchFunctionMode):
         self.invert = invert
         self.met: set[Place] = set()
         self.last: Place | None = None
+        self.follows_value = False
         self.calls = CallSequence(model)
         self._model = model
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._noted: dict[Decision, None] = {}
         self._sized_by_values = WeakTensorKeyDictionary()
         self._may_be_empty = WeakTensorKeyDictionary()
+        # True for tensors that depend on inputs of whole numbers and on nothing else, False for
+        # those that depend on nothing at all
+        self._from_integers = WeakTensorKeyDictionary()
         self._inversions = 0
         self._answers: dict[tuple[Any, ...], _Answer] = {}
 
@@ -199,6 +214,9 @@ class Watch(TorchFunctionMode):
     def call(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run the model, watched."""
         self.calls.start((args, kwargs))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        whole = [t for t in given if not (t.dtype.is_floating_point or t.dtype.is_complex)]
+        self._from_integers.update((tensor, True) for tensor in whole)
         with self:
             outputs = model(*args, **kwargs)
         self.calls.finish(outputs)
@@ -222,6 +240,8 @@ class Watch(TorchFunctionMode):
             plain_args, plain_kwargs = plain(args), plain(kwargs)
             axis = [*plain_args[1:], *plain_kwargs.values()]
             return self.sizes_of(args[0], func(*plain_args, **plain_kwargs), *axis)
+        if func in (Tensor.__bool__, Tensor.item) and self._from_integers.get(args[0]):
+            return self._read_value(func, args[0])
         entered: list[Any] = []
         plain_args, plain_kwargs = (
             self._plain_arguments(func, args, kwargs, entered)
@@ -237,6 +257,7 @@ class Watch(TorchFunctionMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if pieces or any(t in self._may_be_empty or t in self._sized_by_values for t in given):
             self._may_be_empty.update((tensor, True) for tensor in made)
+        self._follow_integers(func, given, made)
         numbers = iter(entered if not _pads_with_zeros(func, args, kwargs) else [1] * len(entered))
         signed_args, signed_kwargs = replace_watched((args, kwargs), lambda _: _sign(next(numbers)))
         self.calls.add(func, signed_args, {**signed_kwargs, "pieces": pieces}, result)
@@ -254,6 +275,32 @@ class Watch(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 axis %= tensor.dim()
         return as_size(found, axis, sources, positive=positive)
+
+    def _follow_integers(self, func: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        """Note whether results depend on inputs of whole numbers alone."""
+        name = getattr(func, "__name__", "")
+        if name in WRITING or (name.endswith("_") and not name.endswith("__")):
+            made = [*made, *given[:1]]
+        known = [self._from_integers.get(tensor) for tensor in given]
+        if None in known or not (known or name in MAKING):
+            for tensor in made:
+                self._from_integers.pop(tensor, None)
+        else:
+            self._from_integers.update((tensor, True in known) for tensor in made)
+
+    def _read_value(self, func: Any, tensor: Tensor) -> Any:
+        """Note a test of a tensor that depends on inputs of whole numbers alone, or that its truth
+        value is read, and say how it comes out.
+        """
+        frame = next(iter(frames()), None)
+        if frame is None or not _is_followed(func, tensor, frame):
+            return func(tensor)
+        self.follows_value = True
+        try:
+            outcome = func(tensor)
+        finally:
+            self.follows_value = False
+        return self._note(self._place(frame), (int(outcome), 0), frozenset([BY_VALUES]), outcome)
 
     def _is_sized_by_values(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether a call returns tensors that are as long as some values say."""
@@ -438,6 +485,11 @@ class Watch(TorchFunctionMode):
             raise RecursionError(f"{place} does not end when its test is inverted")
 
 
+def list_by_values(watch: Watch) -> set[Decision]:
+    """Tests of values of the inputs that a watch has seen, with their outcomes."""
+    return {d for d in watch.decisions if BY_VALUES in d.sources and d.place.part < 0}
+
+
 def _lengths_cut(sizes: tuple[int, ...], index: Any) -> list[tuple[int, frozenset[int]]]:
     """How many elements are left along each axis that is cut by a slice, and of how many."""
     indices = index if isinstance(index, tuple) else (index,)
@@ -499,6 +551,14 @@ def _kind_of_test(frame: FrameType, orders: bool) -> str | None:
         return "test"
     # Look-ups ask for equality alone. Without its source a call may be any.
     return "choice" if orders or found or (not line and instruction.startswith("CALL")) else None
+
+
+def _is_followed(func: Any, tensor: Tensor, frame: FrameType) -> bool:
+    """Whether nothing is read of a tensor but which of two ways to take."""
+    if func is Tensor.__bool__:
+        return _kind_of_test(frame, orders=False) == "test"
+    library = is_library(frame.f_code.co_filename)
+    return tensor.dtype == torch.bool and not library and not is_check(frame)
 
 
 def _set_looked_into(frame: FrameType) -> Iterable[Any]:

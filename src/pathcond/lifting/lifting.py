@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,13 +43,14 @@ from ..capture.aliasing import list_written_leaves
 from ..capture.isolation import isolated
 from ..capture.models import Inputs, as_call, canonical_names
 from ..capture.nodes import Graph, Node
-from ..capture.outputs import require_fitting_types, split_samples
+from ..capture.outputs import example_outputs, require_fitting_types, split_samples
 from ..capture.usable import require_usable, unusable_weights
+from ..capture.watching import Decision, Watch, list_by_values
 from ..distributed.ranks import Ranks
 from ..distributed.sharding import gather, local, shard_like
 from ..errors import EnergyRangeError, UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
-from ..opaque.around import Child, capture_around, children_on, names_inside, relocate
+from ..opaque.around import Around, Child, capture_around, children_on, names_inside, relocate
 from ..rules.energies import Energies, PathSum, power_of
 from ..wrappers import unwrap
 from .batch_values import BatchValues
@@ -182,7 +184,7 @@ def capture_sample(model: nn.Module, example_inputs: Inputs | Sample | Prepared)
     require_usable(*as_call(example_inputs))
     require_fitting_types(model, example_inputs)
     samples = split_samples(model, example_inputs)
-    captured = capture_around(model, samples[0], modes=(False,), inside=False)[0]
+    captured = _capture_typical(model, samples, example_inputs)
     # One sample does not reach all that the batch does.
     children = children_on(model, example_inputs, captured)
     _refuse_written_parameters(captured.graph)
@@ -194,6 +196,25 @@ def capture_sample(model: nn.Module, example_inputs: Inputs | Sample | Prepared)
         inputs=tuple(tuple(tree_leaves(as_call(sample))) for sample in samples),
         parts=tuple(part for child in children for part in _parts(model, child)),
     )
+
+
+def _capture_typical(model: nn.Module, samples: Sequence[Inputs], batch: Inputs) -> Around:
+    """The model on the first sample; where values of the inputs decide, on the first that goes the
+    way of the whole batch. Of sentences with padding, that is one with padding.
+    """
+    capture = partial(capture_around, model, modes=(False,), inside=False)
+    (first,) = capture(samples[0])
+    if len(samples) == 1 or (first.watches and not list_by_values(first.watches[0])):
+        return first
+
+    def decide(inputs: Inputs) -> set[Decision]:
+        watch = Watch(model)
+        example_outputs(model, inputs, {}, training=False, call=watch.call)
+        return list_by_values(watch)
+
+    whole = decide(batch)
+    typical = next((sample for sample in samples if decide(sample) == whole), samples[0])
+    return first if typical is samples[0] else capture(typical)[0]
 
 
 def _parts(model: nn.Module, child: Child) -> list[Sample]:

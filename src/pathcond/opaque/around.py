@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from ..capture.graph import WatchedGraphs, capture_graphs, capture_watched
+from ..capture.graph import WatchedGraphs, capture_watched
 from ..capture.isolation import LOCK
 from ..capture.models import Inputs, canonical_names
 from ..capture.nodes import Graph, Node
@@ -256,7 +256,8 @@ def _around(
             return Around(graphs=(nothing,)), recording
         try:
             with stubs(model, recording) as sites:
-                graphs = capture_graphs(model, example_inputs, training=training)
+                # Of what it decides, nothing is known that happens inside of opaque modules.
+                graphs = capture_watched(model, example_inputs, training=training).graphs
             return Around(graphs=tuple(with_sites(graph, sites) for graph in graphs)), recording
         except UnsupportedModelError:
             pass  # what is raised next must not carry this along

@@ -56,7 +56,7 @@ from .unread import find_levels, settle_unread_entries
 Normalization = Literal["absorb", "gain", "full", "batch", "paper"]
 FrozenPolicy = Literal["keep", "move"]
 FROZEN = 'does not require a gradient (frozen="move" rescales it all the same)'
-OTHER_WAY = "not taken at the example's sizes: give an input that takes it by other_inputs="
+OTHER_WAY = "not taken on the example: give an input that takes it by other_inputs="
 # options of modules that no symmetry depends on
 CHANGEABLE = re.compile(r"\b(p|drop_prob|momentum|inplace)=[^,)]+")
 SAFE_EPSILON_SHARE = 1 / 4000  # by which scales in front of a norm may change the share of ε in it
