@@ -449,8 +449,8 @@ class Raising(nn.Module):
     calls_left = 10**9
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls_left -= 1
-        if self.calls_left < 0:
+        Raising.calls_left -= 1  # attributes of the module itself come back after a trial
+        if Raising.calls_left < 0:
             raise RuntimeError("no more")
         return x
 
@@ -484,9 +484,9 @@ def between(rank: int) -> Any:
     before = {name: sharding.local(p).clone() for name, p in model.named_parameters()}
     failing = 0
     for passes in range(4):  # of verification go well, the next one does not
-        model[-1].calls_left = passes
+        Raising.calls_left = passes
         failing += handle.now() is None
-    model[-1].calls_left = 10**9
+    Raising.calls_left = 10**9
     kept = all(torch.equal(sharding.local(p), before[name]) for name, p in model.named_parameters())
     for m in (model, twin):
         m.zero_grad()

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..distributed.sharding import reshard
 from ..interrupts import uninterrupted
-from .isolation import isolated, replaced
+from .isolation import attributes_kept, isolated, replaced, weights_kept
 from .models import Inputs, fresh_call
 
 FUNCTIONAL = (
@@ -98,6 +98,8 @@ def batch_variances(model: nn.Module, example_inputs: Inputs) -> dict[str, Tenso
     with (
         uninterrupted(),
         isolated(model, training=True),
+        attributes_kept(model),
+        weights_kept(model),
         replaced(model, buffers),
         torch.no_grad(),
         recorder,

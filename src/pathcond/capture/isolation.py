@@ -1,5 +1,5 @@
-"""Run a model without leaving traces: in its modes, its buffers, random states, or in the process
-around it.
+"""Run a model without leaving traces: in its modes, its weights, its buffers and attributes, random
+states, or in the process around it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..trees import tree_leaves
 from ..wrappers import compiler_is_loaded
 
 # Random states, warning filters, sys.stderr, TF32 and the compiler's stance belong to the whole
@@ -111,18 +113,105 @@ def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Bring back what forward assigns to its modules: they would keep tensors of copies, or of a
-    trial run. To be used inside ``uninterrupted``.
+    """Bring back what forward assigns to its modules, and what it writes into lists, dicts, sets
+    and tensors that are their attributes: they would keep tensors of copies, or of a trial run. To
+    be used inside ``uninterrupted``.
     """
     tables = ("_parameters", "_buffers", "_modules")
     saved = [(m, dict(vars(m)), [dict(vars(m)[t]) for t in tables]) for m in model.modules()]
+    held = [
+        value
+        for _, attributes, _ in saved
+        for name, value in attributes.items()
+        if name not in tables
+    ]
+    contents = [(value, value.copy()) for value in held if type(value) in (list, dict, set)]
+    tensors = [
+        (value, value._version, value.detach().clone())
+        for value in held
+        if isinstance(value, Tensor) and not (value.is_meta or value.is_inference())
+    ]
     try:
         yield
     finally:
-        for module, attributes, contents in saved:
+        for module, attributes, before in saved:
             _bring_back(vars(module), attributes)
-            for table, content in zip(tables, contents, strict=True):
+            for table, content in zip(tables, before, strict=True):
                 _bring_back(vars(module)[table], content)
+        for value, content in contents:
+            _refill(value, content)
+        for tensor, version, copy in tensors:
+            if tensor._version != version:
+                tensor.detach().copy_(copy)
+
+
+def _refill(value: Any, content: Any) -> None:
+    """Make a list, dict or set hold what it held; untouched if it still does."""
+    if isinstance(value, dict):
+        _bring_back(value, content)
+    elif list(map(id, value)) != list(map(id, content)):
+        value.clear()
+        value.extend(content) if isinstance(value, list) else value.update(content)
+
+
+@contextlib.contextmanager
+def weights_kept(model: nn.Module, others: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Bring back what forward writes into its parameters, as ``nn.Embedding(max_norm=1.0)`` does,
+    and into other tensors. Only what is written is copied.
+    """
+    keeping = _Keeping([*model.parameters(), *others])
+    try:
+        with keeping:
+            yield
+    finally:
+        keeping.restore()
+
+
+class _Keeping(TorchDispatchMode):
+    """Copies tensors before the first call that writes into their memory."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports its compiler, to keep it from compiling this class."""
+        return False
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._in_memory: dict[int | None, list[Tensor]] = {}
+        for tensor in tensors:
+            memory = _memory_of(tensor)
+            if memory is not None:
+                self._in_memory.setdefault(memory, []).append(tensor)
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            written = [
+                args[i] if i < len(args) else kwargs.get(argument.name)
+                for i, argument in enumerate(func._schema.arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            ]
+            for tensor in tree_leaves(written):
+                held = self._in_memory.pop(_memory_of(tensor), [])
+                self._copies += [(each, each.detach().clone()) for each in held]
+        return func(*args, **kwargs)
+
+    def restore(self) -> None:
+        for tensor, copy in self._copies:
+            tensor.detach().copy_(copy)
+
+
+def _memory_of(tensor: Any) -> int | None:
+    """What identifies the memory of a tensor; None where it has none of its own."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a subclass that wraps others
+        return None
 
 
 def _bring_back(table: dict[str, Any], content: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..distributed.sharding import computes_in, reshard
 from ..errors import UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
-from .isolation import isolated, replaced
+from .isolation import attributes_kept, isolated, replaced, weights_kept
 from .models import Inputs, as_call, fresh_call, returned_leaves
 from .usable import differing_types
 
@@ -63,6 +63,8 @@ def example_outputs(
     with (
         uninterrupted(),
         isolated(model, training=training),
+        attributes_kept(model),
+        weights_kept(model, values.values()),
         replaced(model, values | buffers),
         torch.no_grad(),
         _full_precision(),

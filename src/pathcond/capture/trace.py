@@ -9,7 +9,7 @@ import inspect
 import operator
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -356,7 +356,19 @@ def _contents_of(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, (Tensor, type, ModuleType, nn.Module)):
         return []
+    if isinstance(value, FunctionType):  # a hook
+        return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    if isinstance(value, MethodType):
+        return [value.__self__]
     return list(getattr(value, "__dict__", {}).values())
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _named_inputs(

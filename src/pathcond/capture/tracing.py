@@ -19,7 +19,7 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from ..errors import UnsupportedModelError
 from ..trees import tree_map
-from .isolation import attributes_kept, isolated, replaced
+from .isolation import attributes_kept, isolated, replaced, weights_kept
 from .models import returned_leaves
 from .modes import Calls, Conversions
 from .nodes import Graph, Node, alive, called_parameters
@@ -131,6 +131,7 @@ def _buffers_written_in_train_mode(
     with (
         isolated(model, training=True),
         attributes_kept(model),
+        weights_kept(model),
         replaced(model, after),
         torch.no_grad(),
     ):

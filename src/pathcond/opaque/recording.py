@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from ..capture.isolation import isolated, replaced
+from ..capture.isolation import attributes_kept, isolated, replaced, weights_kept
 from ..capture.models import Inputs, fresh_call
 from ..errors import UnsupportedModelError
+
+# Code that runs while an opaque module is at work, and is not its own: torch's, and what watches.
+NOT_THEIRS = ("torch.", __name__, "pathcond.capture.", "pathcond.trees")
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ def record(
     watch = _Watch(recording, owners)
     with ExitStack() as stack:
         stack.enter_context(isolated(model, training=training))
+        stack.enter_context(attributes_kept(model))
+        stack.enter_context(weights_kept(model))
         stack.enter_context(replaced(model, copies))
         stack.enter_context(torch.no_grad())
         stack.enter_context(watch.hooked(model))
@@ -158,7 +163,7 @@ class _Watch(TorchDispatchMode):
 
         def profile(frame: FrameType, event: str, argument: Any) -> None:
             at_work = event == "call" and bool(self.stack) and self.stack[-1] in self.opaque
-            if at_work and not frame.f_globals.get("__name__", "").startswith(("torch.", __name__)):
+            if at_work and not frame.f_globals.get("__name__", "").startswith(NOT_THEIRS):
                 self.recording.executed.setdefault(self.stack[-1], set()).add(frame.f_code)
 
         sys.setprofile(profile)
