@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 import pathcond
 from pathcond import CoordinateDescent, ENorm, Exact, PathKernel, RescalingError, condition_, diag_g
@@ -278,3 +280,158 @@ def test_many_reasons_make_a_page() -> None:
 def test_solvers_are_objects(solver: object) -> None:
     with pytest.raises(TypeError, match=r"Exact\(\)"):
         condition_(net(4, 4, 2), torch.randn(5, 4).double(), solver=solver)
+
+
+class WritesItsWeights(nn.Module):
+    """6 → 9 → 4, with something written into the first weight by ``write``."""
+
+    def __init__(self, write: Callable[[nn.Module], None]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 9), nn.Linear(9, 4)
+        self._write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._write(self)
+        return self.b(torch.relu(self.a(x)))
+
+
+@torch.no_grad()
+def clamp_in_train_mode(model: nn.Module) -> None:
+    if model.training:
+        model.a.weight.clamp_(-0.1, 0.1)
+
+
+def clamp_data_in_train_mode(model: nn.Module) -> None:
+    if model.training:
+        model.a.weight.data.clamp_(-0.1, 0.1)
+
+
+@torch.no_grad()
+def normalise(model: nn.Module) -> None:
+    model.a.weight.div_(model.a.weight.norm(dim=1, keepdim=True))
+
+
+@torch.no_grad()
+def write_through_a_view(model: nn.Module) -> None:
+    torch.mul(model.a.weight[:2], 2, out=model.a.weight[:2])
+
+
+@pytest.mark.parametrize("function", [pathcond.find_symmetry, prepare, condition_])
+@pytest.mark.parametrize(
+    "write",
+    [clamp_in_train_mode, clamp_data_in_train_mode, normalise, write_through_a_view, None],
+)
+def test_models_that_write_their_weights_are_not_run_for_good(
+    write: Callable[[nn.Module], None] | None, function: Callable[..., object]
+) -> None:
+    torch.manual_seed(0)
+    if write is None:
+        model: nn.Module = nn.Sequential(nn.Embedding(20, 6, max_norm=1.0), nn.Linear(6, 4))
+        x = torch.randint(0, 20, (8, 3))
+    else:
+        model, x = WritesItsWeights(write), torch.randn(8, 6)
+    before = copy.deepcopy(model.state_dict())
+    refused = write not in (clamp_in_train_mode, clamp_data_in_train_mode)
+    if refused and function is not pathcond.find_symmetry:
+        with pytest.raises(pathcond.UnsupportedModelError, match="writes into its own parameter"):
+            function(model, x)
+    else:
+        function(model, x)
+    assert unchanged(model, before)
+
+
+def test_attributes_are_what_they_were() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.sizes.append(len(x))
+        self.seen[len(self.seen)] = x
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.b(torch.relu(self.a(x - self.mean)))
+
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(6, 9), "b": nn.Linear(9, 4), "mean": torch.zeros(6)}
+    model = Calls(forward, **parts, calls=0, sizes=[], seen={})
+    held = model.sizes, model.seen, model.mean
+    assert condition_(model, torch.randn(8, 6) + 5).num_units == 9
+    assert model.calls == 0
+    assert (model.sizes, model.seen, model.mean) == held
+    assert not model.sizes
+    assert not model.seen
+    assert not model.mean.any()
+
+
+class Quantised(Tensor):
+    """Whole numbers and a scale, which computes as their product and takes no in-place writes."""
+
+    @staticmethod
+    def __new__(cls, whole: Tensor, scale: Tensor) -> Quantised:
+        return Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype)
+
+    def __init__(self, whole: Tensor, scale: Tensor) -> None:
+        self.whole, self.scale = whole, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(args[0].whole, args[0].scale)
+
+        def product(value: object) -> object:
+            return value.whole * value.scale if isinstance(value, cls) else value
+
+        return func(*tree_map(product, args), **tree_map(product, kwargs or {}))
+
+
+def test_weights_that_are_made_of_other_tensors_are_refused() -> None:
+    model = mlp((9, 7), inputs=6, outputs=4)
+    index = next(i for i, layer in enumerate(model) if isinstance(layer, nn.Linear))
+    shape = model[index].weight.shape
+    whole = torch.randint(-9, 9, shape)
+    model[index].weight = nn.Parameter(Quantised(whole, torch.tensor(0.1)))
+    with pytest.raises(RescalingError, match=f"{index}.weight .* is of class Quantised"):
+        condition_(model, torch.randn(8, 6))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("convert", [Tensor.to_sparse, Tensor.to_sparse_csr])
+def test_sparse_inputs_are_refused_by_name(convert: Callable[[Tensor], Tensor]) -> None:
+    model = Calls(lambda self, x, y: torch.sparse.mm(y, self.a(x)), a=nn.Linear(3, 2))
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"input 1 \(8, 8\) is sparse"):
+        condition_(model, (torch.randn(8, 3), convert(torch.eye(8))))
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "closure"])
+def test_what_hooks_keep_is_held(kind: str) -> None:
+    class Keeper:
+        def __call__(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            self.features = output
+
+        def hook(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            self.features = output
+
+    keeper = Keeper()
+
+    def closure(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        keeper.features = output
+
+    torch.manual_seed(0)
+    model, x = mlp((9, 7), inputs=6, outputs=4), torch.randn(8, 6)
+    relu = next(layer for layer in model if isinstance(layer, nn.ReLU))
+    relu.register_forward_hook({"object": keeper, "method": keeper.hook, "closure": closure}[kind])
+    model(x)
+    before = keeper.features
+    assert condition_(model, torch.randn(8, 6)).num_units == 7
+    model(x)
+    assert torch.equal(keeper.features, before)
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (4, 4), (12, 8), (9, 1)])
+def test_elements_that_share_memory(strides: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model, x = mlp((9, 7), inputs=6, outputs=4), torch.randn(8, 6)
+    index = [i for i, layer in enumerate(model) if isinstance(layer, nn.Linear)][1]
+    model[index].weight = nn.Parameter(torch.randn(200).as_strided((7, 9), strides))
+    before = model(x)
+    units = condition_(model, x).num_units
+    assert units == 16 if strides == (9, 1) else units < 16
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
+from pathcond import condition_
 from pathcond.errors import MismatchError
+from pathcond.networks import mlp
 from pathcond.rescaling import optimizer_state
 
 
@@ -212,6 +214,44 @@ def test_state_of_unknown_meaning_is_refused_with_two_ways_out() -> None:
         assert str(optimizer.state_dict()["state"]) == str(kept)
         pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer, optimizer_state="reset")
         assert not optimizer.state[weight]
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Keeps slow weights in a list, as many do."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self.defaults = inner.defaults
+        self.slow_weights = [[p.detach().clone() for p in g["params"]] for g in self.param_groups]
+
+
+def test_weights_that_an_optimizer_keeps_aside_are_refused() -> None:
+    model, x = mlp((9,), inputs=6, outputs=4), torch.randn(8, 6)
+    for make, name in (
+        (Lookahead, "slow_weights"),
+        (lambda inner: inner.param_groups[0].update(copies=[torch.zeros(9, 6)]) or inner, "copies"),
+        (lambda inner: inner.state.update(all={"w": torch.zeros(9, 6)}) or inner, "all"),
+    ):
+        optimizer = make(torch.optim.SGD(model.parameters(), lr=0.1))
+        before = copy.deepcopy(model.state_dict())
+        for choice in ("transport", "reset"):
+            with pytest.raises(MismatchError, match=f"keeps '{name}' beside its state"):
+                condition_(model, x, optimizer=optimizer, optimizer_state=choice)
+        assert all(torch.equal(before[n], tensor) for n, tensor in model.state_dict().items())
+        condition_(model, x, optimizer=optimizer, optimizer_state="keep")
+
+
+def test_state_of_no_parameter_is_left_as_it_is() -> None:
+    """A counter, as MADGRAD keeps one."""
+    model, x = mlp((9,), inputs=6, outputs=4), torch.randn(8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state["k"] = torch.tensor([3])
+    model(x).sum().backward()
+    optimizer.step()
+    for choice in ("transport", "keep", "reset"):
+        condition_(model, x, optimizer=optimizer, optimizer_state=choice)
+        assert optimizer.state["k"] == 3
 
 
 def test_state_that_would_overflow_is_refused() -> None:

@@ -24,7 +24,7 @@ def find_overlaps(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, st
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
         spans.append((str(tensor.device), start, start + reach * tensor.element_size(), name))
-        if reach < tensor.numel():
+        if _overlaps_itself(tensor):
             yield name, name
     spans.sort()
     last: tuple[str, int, str] | None = None  # of the spans so far, the one that ends last
@@ -35,11 +35,41 @@ def find_overlaps(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, st
             last = (device, end, name)
 
 
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements of a tensor share memory."""
+    axes = sorted(
+        (stride, size)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size > 1
+    )
+    reach, nested = 0, True
+    for stride, size in axes:
+        nested &= stride > reach
+        reach += (size - 1) * stride
+    if nested:  # each axis steps over all that those with shorter steps reach
+        return False
+    places = torch.zeros(1, dtype=torch.long)
+    for stride, size in axes:
+        places = (places[:, None] + stride * torch.arange(size)).flatten()
+    return len(places.unique()) < len(places)
+
+
 def is_writable(tensor: Tensor) -> bool:
     """Whether every element can be written in place, and has memory of its own."""
-    strides = (
-        zip(tensor.stride(), tensor.shape, strict=True)
-        if tensor.layout == torch.strided
-        else [(0, 2)]
-    )
-    return not tensor.is_inference() and all(stride > 0 for stride, size in strides if size > 1)
+    if not has_memory(tensor) or tensor.is_inference():
+        return False
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    return all(stride > 0 for stride, size in strides if size > 1)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether the elements of a tensor lie in memory one by one. Those of sparse tensors do not,
+    nor those of classes that are made of other tensors, as quantised weights are: what writing into
+    them does is theirs to say.
+    """
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return False
+    try:
+        return tensor.is_meta or not tensor.numel() or tensor.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return False

@@ -27,12 +27,21 @@ def without_repeats(values: Tensor) -> Tensor:
     return values
 
 
+def _peak(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    try:
+        if tensor.numel():
+            return torch.maximum(tensor.amax(), -tensor.amin()).double()
+    except NotImplementedError:  # sparse, of a type of eight bits, or of a class of its own
+        pass
+    return torch.zeros((), dtype=torch.float64)
+
+
 def largest(tensors: Iterable[Tensor]) -> list[float]:
-    """The largest absolute value of each tensor; NaN if it holds one. One wait for the device,
-    however many there are.
+    """The largest absolute value of each tensor; NaN if it holds one, 0 where torch cannot look
+    inside. One wait for the device, however many there are.
     """
-    filled = [t.detach() if t.numel() else torch.zeros(1) for t in tensors]
-    peaks = [torch.maximum(t.amax(), -t.amin()).double() for t in filled]
+    peaks = list(map(_peak, tensors))
     by_device: dict[torch.device, list[int]] = {}
     for i, peak in enumerate(peaks):
         by_device.setdefault(peak.device, []).append(i)

@@ -7,11 +7,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from ..distributed.sharding import local
 from ..errors import RescalingError, UnsupportedModelError
+from ..memory import has_memory
 from ..numerics import largest
 
 STATISTICS = ("running_mean", "running_var")
@@ -29,14 +31,21 @@ def require_usable(args: tuple, kwargs: dict[str, Any]) -> None:
         UnsupportedModelError: It names the inputs.
     """
     named = _named_tensors(args, kwargs)
-    found = []
+    found = [
+        f"{name} {tuple(tensor.shape)} is {_describe_kind(tensor)}: give dense tensors"
+        for name, tensor in named.items()
+        if not has_memory(local(tensor))
+    ]
     if named and not any(tensor.numel() for tensor in named.values()):
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
         found.append(
             f"it is empty ({shapes}): give at least one sample, or two if the model has a BatchNorm"
         )
     floating = {
-        n: t for n, t in named.items() if t.dtype.is_floating_point and t.numel() and not t.is_meta
+        name: tensor
+        for name, tensor in named.items()
+        if tensor.dtype.is_floating_point and tensor.numel() and not tensor.is_meta
+        if has_memory(local(tensor))
     }
     for name, tensor in floating.items():
         if bool(tensor.isnan().any()):
@@ -56,6 +65,14 @@ def unusable_weights(model: nn.Module) -> list[str]:
     parameters = {n: p for n, p in model.named_parameters() if p.dtype.is_floating_point}
     statistics = {n: b for n, b in model.named_buffers() if n.endswith(STATISTICS)}
     tensors = {n: local(t) for n, t in (parameters | statistics).items() if not t.is_meta}
+    unreadable = [
+        f"{name} {tuple(tensor.shape)} is {_describe_kind(tensor)}: its entries cannot be read and "
+        "written one by one"
+        for name, tensor in tensors.items()
+        if not has_memory(tensor)
+    ]
+    if unreadable:
+        return unreadable
     not_finite = [
         f"{name} {tuple(tensors[name].shape)} has NaN or infinite values: repair or reload it first"
         for name, peak in zip(tensors, largest(tensors.values()), strict=True)
@@ -105,6 +122,13 @@ def differing_types(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> st
         f"{name[0].upper()}{name[1:]} is {tensor.dtype} and the model's parameters are {own}: "
         "convert one of them."
     )
+
+
+def _describe_kind(tensor: Tensor) -> str:
+    """What a tensor is whose elements do not lie in memory one by one."""
+    if tensor.is_nested:
+        return "nested"
+    return "sparse" if tensor.layout != torch.strided else f"of class {type(tensor).__name__}"
 
 
 def _named_tensors(args: tuple, kwargs: dict[str, Any]) -> dict[str, Tensor]:

@@ -217,5 +217,5 @@ def _their_place(error: BaseException, source: str) -> str:
 def _nearest(name: str, known: list[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, [other for other in known if other != name], n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -61,8 +61,8 @@ def list_problems(moves: Sequence[Move]) -> list[str]:
     leave the tensor's type.
     """
     problems = [
-        f"{move.what} cannot be written in place: it is sparse, shares memory or is an inference "
-        "tensor"
+        f"{move.what} cannot be written in place: it is sparse, shares memory, is made of other "
+        "tensors or is an inference tensor"
         for move in moves
         if not is_writable(move.tensor)
     ]

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..distributed.sharding import local
 from ..errors import MismatchError
+from ..trees import tree_leaves
 from .factor import Factor
 from .moves import Move
 
@@ -56,6 +57,7 @@ FACTORED = {"Adafactor": ("row_var", "col_var", "exp_avg_sq_row", "exp_avg_sq_co
 LION_LIKE = re.compile("lion|sign", re.IGNORECASE)
 AVERAGES = {"exp_avg", "momentum_buffer"}
 UNSCALED = ("step", "eta", "mu", "mu_product", "RMS")  # single numbers
+STANDARD = ("state", "param_groups", "defaults")  # attributes of every optimizer
 CHOICES = ("transport", "reset", "keep")
 
 
@@ -98,6 +100,14 @@ def transport(
     resets: list[Callable[[], Any]] = []
     unmovable, unknown = [], []
     scaled = list(scaled) if optimizer_state != "keep" else []
+    optimizers = list(optimizers)
+    if optimizer_state != "keep":
+        unknown += [
+            f"{type(one).__name__} keeps {name!r} beside its state, of unknown meaning"
+            for outer in optimizers
+            for one in with_inner(outer)
+            for name in _kept_aside(one)
+        ]
     for optimizer in [keeper for outer in optimizers for keeper in _keepers(outer)]:
         powers = _powers(optimizer)
         if powers is None and optimizer_state == "transport":
@@ -107,7 +117,7 @@ def transport(
             ]
             continue
         if powers is None and optimizer_state == "reset":  # whichever parameter it keeps them with
-            resets += [state.clear for state in optimizer.state.values()]
+            resets += [state.clear for state in _by_parameter(optimizer)]
             continue
         powers = powers or {}
         for name, parameter, factor in scaled:
@@ -257,10 +267,40 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
     """The names of all state that may scale."""
     return {
         key
-        for state in optimizer.state.values()
+        for state in _by_parameter(optimizer)
         for key, value in state.items()
         if not _is_plain(key, value)
     }
+
+
+def _by_parameter(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The state of each parameter."""
+    return [state for owner, state in optimizer.state.items() if isinstance(owner, Tensor)]
+
+
+def _kept_aside(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Where an optimizer keeps tensors of the parameters' shapes other than by parameter: the slow
+    weights of a Lookahead in a list, say.
+    """
+    own = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    shapes = {parameter.shape for parameter in own.values() if parameter.dim()}
+    held: dict[Any, Any] = {
+        name: value for name, value in vars(optimizer).items() if name not in STANDARD
+    }
+    held |= {key: state for key, state in optimizer.state.items() if not isinstance(key, Tensor)}
+    for group in optimizer.param_groups:
+        held |= {key: value for key, value in group.items() if key != "params"}
+    return sorted(
+        str(name)
+        for name, value in held.items()
+        if any(
+            isinstance(leaf, Tensor)
+            and leaf.dtype.is_floating_point
+            and leaf.shape in shapes
+            and id(leaf) not in own
+            for leaf in tree_leaves(value)
+        )
+    )
 
 
 def _is_plain(key: str, value: Any) -> bool:
