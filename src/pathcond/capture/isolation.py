@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import random
 import sys
 import threading
@@ -216,9 +217,12 @@ def _memory_of(tensor: Any) -> int | None:
 
 def _bring_back(table: dict[str, Any], content: dict[str, Any]) -> None:
     """Make a table what it was, in its order; untouched if it still is."""
-    if [(key, id(held)) for key, held in table.items()] != [
-        (key, id(held)) for key, held in content.items()
-    ]:
+    same = (
+        len(table) == len(content)
+        and all(map(operator.is_, table.values(), content.values()))
+        and all(map(operator.eq, table, content))
+    )
+    if not same:
         table.clear()
         table.update(content)
 

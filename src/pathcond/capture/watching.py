@@ -204,6 +204,7 @@ class Watch(TorchFunctionMode):
         # True for tensors that depend on inputs of whole numbers and on nothing else, False for
         # those that depend on nothing at all
         self._from_integers = WeakTensorKeyDictionary()
+        self._given_integers = False
         self._inversions = 0
         self._answers: dict[tuple[Any, ...], _Answer] = {}
 
@@ -217,6 +218,7 @@ class Watch(TorchFunctionMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         whole = [t for t in given if not (t.dtype.is_floating_point or t.dtype.is_complex)]
         self._from_integers.update((tensor, True) for tensor in whole)
+        self._given_integers = bool(whole)
         with self:
             outputs = model(*args, **kwargs)
         self.calls.finish(outputs)
@@ -257,7 +259,8 @@ class Watch(TorchFunctionMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if pieces or any(t in self._may_be_empty or t in self._sized_by_values for t in given):
             self._may_be_empty.update((tensor, True) for tensor in made)
-        self._follow_integers(func, given, made)
+        if self._given_integers:
+            self._follow_integers(func, given, made)
         numbers = iter(entered if not _pads_with_zeros(func, args, kwargs) else [1] * len(entered))
         signed_args, signed_kwargs = replace_watched((args, kwargs), lambda _: _sign(next(numbers)))
         self.calls.add(func, signed_args, {**signed_kwargs, "pieces": pieces}, result)

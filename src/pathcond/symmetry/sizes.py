@@ -336,7 +336,7 @@ def run_lightly(
         training: In which mode.
         call: Calls the model, given it and its arguments.
     """
-    with uninterrupted(), quiet(), attributes_kept(model):
+    with uninterrupted(), quiet():
         if example.runnable and not any(parameter.is_meta for parameter in model.parameters()):
             example_outputs(model, example.inputs, {}, training=training, call=call)
         else:
@@ -354,5 +354,5 @@ def _run_on_shapes(
             return fake.from_tensor(tensor.to("meta") if on_meta else tensor)
 
         args, kwargs = tree_map_only(Tensor, without_value, as_call(example_inputs))
-        with isolated(model, training=training), torch.no_grad():
+        with isolated(model, training=training), attributes_kept(model), torch.no_grad():
             call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)
