@@ -249,3 +249,38 @@ def test_attention_masks_of_transformers(example: str) -> None:
     pathcond.rescale_(model, symmetry, torch.rand(24, dtype=torch.float64) * 4 - 2, verify=False)
     for batch, expected in zip(batches.values(), before, strict=True):
         assert output_change(expected, outputs(model, batch, training=False)) < 1e-9
+
+
+class Chosen(nn.Module):
+    """relu(a h), and tanh of it where a given index is zero somewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, h: Tensor, index: Tensor) -> Tensor:
+        hidden = F.relu(self.a(h))
+        return self.b(hidden.tanh() if (index == 0).any() else hidden)
+
+
+def test_whole_numbers_that_an_opaque_module_makes_of_activations_are_no_inputs() -> None:
+    """What it calls is captured by itself, on numbers that decide otherwise on other inputs."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        index = x.argmax(1)
+        if float(x.sum()) > 1e6:  # nobody can follow this
+            return x
+        return self.inner(x, index)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), Calls(forward, inner=Chosen())).double().eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3)), model[0].bias.zero_()
+    never = torch.tensor([[-1.0, 2.0, 0.5], [-1.0, 0.5, 2.0]]).double()
+    inputs = [never, -never, torch.randn(5, 3).double()]
+    before = [outputs(model, x, training=False) for x in inputs]
+    symmetry = pathcond.find_symmetry(model, never)
+    log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
+    pathcond.rescale_(model, symmetry, log_scales, verify=False)
+    for x, expected in zip(inputs, before, strict=True):
+        assert output_change(expected, outputs(model, x, training=False)) < 1e-9

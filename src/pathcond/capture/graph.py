@@ -95,6 +95,7 @@ def capture_watched(
     training: bool,
     invert: frozenset[Place] = frozenset(),
     runnable: bool = True,
+    follow_values: bool = True,
 ) -> WatchedGraphs:
     """All graphs of one mode, and what the model decided by sizes meanwhile.
 
@@ -102,9 +103,17 @@ def capture_watched(
         model, example_inputs, training: As in ``capture``.
         invert: Places at which tests by sizes come out the other way, and zeros are ones.
         runnable: Whether the model may run on the values of the inputs.
+        follow_values: Whether it may decide by whole numbers among the inputs, because the caller
+            follows both outcomes.
     """
     capturing = _Capture(
-        model, example_inputs, training, watched=True, invert=invert, runnable=runnable
+        model,
+        example_inputs,
+        training,
+        watched=True,
+        invert=invert,
+        runnable=runnable,
+        follow_values=follow_values,
     )
     return WatchedGraphs(tuple(capturing.all()), tuple(capturing.watches), bool(capturing.drawn))
 
@@ -139,7 +148,7 @@ class _Capture:
 
     Args:
         model, example_inputs, training: As in ``capture``.
-        watched, invert, runnable: As in ``capture_watched``.
+        watched, invert, runnable, follow_values: As in ``capture_watched``.
 
     Attributes:
         drawn: After the first capture, the single random numbers that the model has drawn.
@@ -155,6 +164,7 @@ class _Capture:
         watched: bool = False,
         invert: frozenset[Place] = frozenset(),
         runnable: bool = True,
+        follow_values: bool = True,
     ) -> None:
         self.model = unwrap(model)
         require_supported(self.model)
@@ -164,6 +174,7 @@ class _Capture:
         self.watched = watched
         self.invert = invert
         self.runnable = runnable
+        self.follow_values = follow_values
         self.drawn: list[tuple[str, int]] = []
         self.watches: list[Watch] = []
         self._existing: dict[int, Tensor] | None = None
@@ -279,7 +290,7 @@ class _Capture:
         """
         if not self.watched or (way != "run" and not self.invert):
             return None
-        return Watch(self.model, self.invert)
+        return Watch(self.model, self.invert, follow_values=self.follow_values)
 
     def _call(self, way: Way) -> tuple[tuple, dict[str, Any]]:
         if way != "export":

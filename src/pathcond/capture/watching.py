@@ -180,6 +180,7 @@ class Watch(TorchFunctionMode):
     Args:
         model: Its modules give decisions their place.
         invert: Places at which tests come out the other way, and zeros are ones.
+        follow_values: Whether tests of whole numbers among the inputs are decisions.
 
     Attributes:
         decisions: All that were made, in order, each once.
@@ -189,9 +190,16 @@ class Watch(TorchFunctionMode):
         follows_value: Whether a tensor is being tested of which both outcomes will be followed.
     """
 
-    def __init__(self, model: nn.Module, invert: frozenset[Place] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        invert: frozenset[Place] = frozenset(),
+        *,
+        follow_values: bool = True,
+    ) -> None:
         super().__init__()
         self.invert = invert
+        self._follow_values = follow_values
         self.met: set[Place] = set()
         self.last: Place | None = None
         self.follows_value = False
@@ -217,6 +225,7 @@ class Watch(TorchFunctionMode):
         self.calls.start((args, kwargs))
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         whole = [t for t in given if not (t.dtype.is_floating_point or t.dtype.is_complex)]
+        whole = whole if self._follow_values else []
         self._from_integers.update((tensor, True) for tensor in whole)
         self._given_integers = bool(whole)
         with self:

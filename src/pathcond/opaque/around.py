@@ -93,6 +93,7 @@ def capture_around(
     inside: bool = True,
     runnable: bool = True,
     known: Recording | None = None,
+    follow_values: bool = True,
 ) -> list[Around]:
     """Capture a model in each mode, around and inside what cannot be followed.
 
@@ -103,6 +104,7 @@ def capture_around(
         inside: Whether to capture what opaque modules call.
         runnable: Whether the model may run on the values of the inputs.
         known: Opaque modules that another capture has found.
+        follow_values: As in ``capture_watched``.
 
     Raises:
         UnsupportedModelError: Nothing of the model can be followed.
@@ -113,7 +115,16 @@ def capture_around(
         known = next((recording for _, recording in found if recording is not None), known)
         # Modules hold stand-ins meanwhile, which nobody may find in them.
         with uninterrupted(), LOCK:
-            found.append(_around(model, example_inputs, training, known, runnable=runnable))
+            found.append(
+                _around(
+                    model,
+                    example_inputs,
+                    training,
+                    known,
+                    runnable=runnable,
+                    follow_values=follow_values,
+                )
+            )
     if all(recording is None for _, recording in found):
         return [around for around, _ in found]
     recordings = [recording for _, recording in found if recording is not None]
@@ -124,8 +135,9 @@ def capture_around(
         parts: list[Graph] = []
         for child in children if inside else ():
             try:
+                # Whole numbers that it is given may depend on activations.
                 inner = [
-                    capture_around(child.module, inputs, modes=(training,))[0]
+                    capture_around(child.module, inputs, modes=(training,), follow_values=False)[0]
                     for inputs in child.inputs
                 ]
             except UnsupportedModelError as error:
@@ -211,14 +223,23 @@ def _around(
     known: Recording | None,
     *,
     runnable: bool,
+    follow_values: bool,
 ) -> tuple[Around, Recording | None]:
     """The graphs around all opaque modules; and what was recorded, if there are any.
 
     Args:
         model, example_inputs, training: As in ``capture``.
         known: Of another mode or other inputs, where opaque modules have been found already.
-        runnable: As in ``capture_around``.
+        runnable, follow_values: As in ``capture_around``.
     """
+    capture = partial(
+        capture_watched,
+        model,
+        example_inputs,
+        training=training,
+        runnable=runnable,
+        follow_values=follow_values,
+    )
     opaque: list[nn.Module] = list(known.opaque) if known is not None else []
     if known is not None:
         first = known.error
@@ -227,7 +248,7 @@ def _around(
             raise first
     else:
         try:
-            found = capture_watched(model, example_inputs, training=training, runnable=runnable)
+            found = capture()
             return Around(graphs=found.graphs, watches=found.watches, drawn=found.drawn), None
         except UnsupportedModelError as error:
             first = error
@@ -257,7 +278,7 @@ def _around(
         try:
             with stubs(model, recording) as sites:
                 # Of what it decides, nothing is known that happens inside of opaque modules.
-                graphs = capture_watched(model, example_inputs, training=training).graphs
+                graphs = capture().graphs
             return Around(graphs=tuple(with_sites(graph, sites) for graph in graphs)), recording
         except UnsupportedModelError:
             pass  # what is raised next must not carry this along
