@@ -284,3 +284,31 @@ def test_whole_numbers_that_an_opaque_module_makes_of_activations_are_no_inputs(
     pathcond.rescale_(model, symmetry, log_scales, verify=False)
     for x, expected in zip(inputs, before, strict=True):
         assert output_change(expected, outputs(model, x, training=False)) < 1e-9
+
+
+class Special(nn.Module):
+    """Whether tokens are among some, by a way that nobody can follow."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.tensor([token in (1, 2) for token in ids.flatten().tolist()])
+
+
+def test_truth_values_that_an_opaque_module_returns_are_not_followed() -> None:
+    def forward(self: Any, x: Tensor, ids: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        return self.b(h.tanh() if self.special(ids).any() else h)
+
+    torch.manual_seed(0)
+    parts = {"special": Special(), "a": nn.Linear(3, WIDTH), "b": nn.Linear(WIDTH, 2)}
+    model = Calls(forward, **parts).double().eval()
+    x = torch.randn(4, 3).double()
+    inputs = [(x, torch.full((4,), 7)), (x, torch.arange(4))]
+    before = [outputs(model, given, training=False) for given in inputs]
+    try:
+        symmetry = pathcond.find_symmetry(model, inputs[0])
+    except pathcond.UnsupportedModelError:
+        return
+    log_scales = torch.rand(symmetry.num_units, dtype=torch.float64) * 4 - 2
+    pathcond.rescale_(model, symmetry, log_scales, verify=False)
+    for given, expected in zip(inputs, before, strict=True):
+        assert output_change(expected, outputs(model, given, training=False)) < 1e-9

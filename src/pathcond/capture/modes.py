@@ -32,12 +32,13 @@ DECIDING_OPERAND = {
     "repeat_interleave": "repeats",
     "_pack_padded_sequence": "lengths",
 }
+OPAQUE = "pathcond::opaque"  # a module that cannot be followed
 # Operations beside torch's own whose sizes depend on sizes alone; an opaque module returns the same
 # sizes as on the example.
 SIZED_BY_SIZES = frozenset(
     f"torchvision::{name}"
     for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
-) | {"pathcond::opaque"}
+) | {OPAQUE}
 AS_NUMBER = (
     Tensor.item,
     Tensor.__bool__,
@@ -124,6 +125,8 @@ class Calls(SchemaCheckMode):
         operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         origins = Origins.union(trace.origins(tensor) for tensor in operands)
         origins.draws |= DRAWS in func.tags and not _is_still(func, args, kwargs)
+        if schema_of(func).name == OPAQUE:
+            origins.floats.add("what a module returns that cannot be followed")
         versions = [tensor._version for tensor in operands]
         below = _Below()
         with below:
