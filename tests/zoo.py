@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -35,6 +36,7 @@ from pathcond.lifting.lifting import capture_sample, off_path, path_energy
 from pathcond.lifting.sample import Prepared, Sample
 from pathcond.symmetry.captures import capture_all
 from pathcond.symmetry.symmetry import Symmetry, symmetry_of
+from pathcond_paper.origin import commit
 
 from . import (
     small_transformers,
@@ -105,6 +107,7 @@ class Result:
     seconds_capture: float = 0.0  # both modes
     seconds_search: float = 0.0
     environment: str = ""
+    commit: str | None = None
     error: str = ""
 
 
@@ -388,7 +391,7 @@ def examine(
         device: Where to.
         again: Under which values to condition it twice as users do.
     """
-    result = Result(entry.name, environment=f"torch {torch.__version__}, {device}")
+    result = Result(entry.name, environment=f"torch {torch.__version__}, {device}", commit=commit())
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -639,6 +642,11 @@ def _examine_safely(name: str, device: str, threads: int) -> Result:
             torch.cuda.empty_cache()
 
 
+def _made_with(result: Result) -> str:
+    """The software that a model was examined with."""
+    return f"{result.environment}, commit {(result.commit or 'not recorded')[:12]}"
+
+
 def table(results: list[Result], left_out: Sequence[str] = ()) -> str:
     """The page docs/zoo.md.
 
@@ -652,12 +660,15 @@ def table(results: list[Result], left_out: Sequence[str] = ()) -> str:
     )
     sized = sum(max(r.other_change.values(), default=math.nan) <= LARGEST_CHANGE for r in results)
     twice = sum(max(r.residual.values(), default=0.0) <= LARGEST_RESIDUAL for r in results)
-    where = "; ".join(sorted({r.environment for r in results}))
+    where = "; ".join(
+        f"{environment}: {count}"
+        for environment, count in sorted(Counter(map(_made_with, results)).items())
+    )
     lines = [
         "# Models that were tested",
         "",
-        f"Written by `make zoo` (this table: {where}). Every model is rescaled by random "
-        "log-scales in [-2, 2] in float64,",
+        f"Written by `make zoo` (models of this table: {where}).",
+        "Every model is rescaled by random log-scales in [-2, 2] in float64,",
         "with random BatchNorm statistics, gains and biases, once under each value of "
         "`normalization`. The change is the largest",
         "one of an eval output, relative to the largest output. Units are the free log-scales.",
