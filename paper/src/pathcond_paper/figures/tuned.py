@@ -243,7 +243,9 @@ TRANSFORMERS = (
     "layers-front",
     "lsuv",
 )
-CONVOLUTIONS = (*TRANSFORMERS, "paper")  # the published conventions have none for attention
+# The published conventions have none for attention. Beside LayerNorms "paper" frees what "absorb"
+# does, and "gain" what "full" does.
+CONVOLUTIONS = (*TRANSFORMERS, "paper", "kernel-paper", "kernel-gain")
 
 
 def _autoencoder(title: str, build: Callable[[], nn.Module], **options: Any) -> Setting:
