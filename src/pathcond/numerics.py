@@ -27,26 +27,40 @@ def without_repeats(values: Tensor) -> Tensor:
     return values
 
 
-def _peak(tensor: Tensor) -> Tensor:
+# From here on a processor finds the extremes of float32 numbers quicker one after the other.
+LARGE = 2**15
+
+
+def _extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest value of a tensor, NaN if it holds one; zeros where torch cannot
+    look inside.
+    """
     tensor = tensor.detach()
     try:
+        if tensor.dtype == torch.float32 and tensor.numel() > LARGE and not tensor.is_cuda:
+            return tensor.amin(), tensor.amax()
         if tensor.numel():
-            return torch.maximum(tensor.amax(), -tensor.amin()).double()
+            low, high = tensor.aminmax()
+            return low, high
     except NotImplementedError:  # sparse, of a type of eight bits, or of a class of its own
         pass
-    return torch.zeros((), dtype=torch.float64)
+    return torch.zeros(()), torch.zeros(())
 
 
 def largest(tensors: Iterable[Tensor]) -> list[float]:
     """The largest absolute value of each tensor; NaN if it holds one, 0 where torch cannot look
-    inside. One wait for the device, however many there are.
+    inside. One wait for each device and type, however many tensors there are.
+
+    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([2], dtype=torch.float64)])
+    [3.0, 2.0]
     """
-    peaks = list(map(_peak, tensors))
-    by_device: dict[torch.device, list[int]] = {}
-    for i, peak in enumerate(peaks):
-        by_device.setdefault(peak.device, []).append(i)
-    found = [0.0] * len(peaks)
-    for places in by_device.values():
-        for i, value in zip(places, torch.stack([peaks[i] for i in places]).tolist(), strict=True):
+    extremes = list(map(_extremes, tensors))
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, (low, _) in enumerate(extremes):
+        alike.setdefault((low.device, low.dtype), []).append(i)
+    found = [0.0] * len(extremes)
+    for places in alike.values():
+        low, high = (torch.stack([extremes[i][side] for i in places]).double() for side in (0, 1))
+        for i, value in zip(places, torch.maximum(high, -low).tolist(), strict=True):
             found[i] = value
     return found
