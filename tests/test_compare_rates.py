@@ -177,7 +177,9 @@ def test_runs_that_diverge_are_points_at_infinity() -> None:
     assert {run["outcome"] for run in plain["runs"]} == {"diverged"}
 
 
-def test_runs_that_raise_are_reported_and_the_others_go_on() -> None:
+def test_runs_that_raise_are_reported_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def train(model: nn.Module, rate: float) -> float:
         if rate == 2:
             raise ValueError("no luck\nat two")
@@ -192,6 +194,9 @@ def test_runs_that_raise_are_reported_and_the_others_go_on() -> None:
     assert len(result.runs) == 18
     assert [len(runs) for runs in result.failures.values()] == [6, 4]
     first, second = result.failures
+    said = [record.getMessage() for record in caplog.records]
+    assert [error in message for error in (first, second) for message in said].count(True) == 2
+    assert len(said) == 2  # each error when it comes up first
     assert second.startswith("ValueError: no luck at two (test_compare_rates.py:")
     assert first.startswith("RuntimeError (test_compare_rates.py:")
     assert first.endswith("in refused)")

@@ -176,6 +176,7 @@ def test_units_that_nothing_reaches_and_models_without_units_are_left_alone() ->
     state = copy.deepcopy(smooth.state_dict())
     report = condition_(smooth, torch.randn(5, 3))
     assert report.num_units == 0
+    assert str(report).startswith("Sequential is as it was: 0 units")
     assert "nothing can be rescaled" in str(report)
     assert all(torch.equal(value, state[name]) for name, value in smooth.state_dict().items())
     approximate = condition_(smooth, torch.randn(5, 3), approximate=True)

@@ -37,6 +37,7 @@ from pathcond.capture.outputs import output_change
 from pathcond.criteria.problem import sides_of
 from pathcond.integrations.shared import ConditionedTraining, counts_at
 from pathcond.lifting.sample import Sample
+from pathcond.measured.differentiable import differentiable
 from pathcond.solvers.balance import WIDTH, balance_point
 
 from .cases import CASES, families, make, prepared
@@ -307,10 +308,49 @@ class TestCurvature:
         model, inputs = make(NO_SECOND_DERIVATIVE)
         before = state(model)
         with pytest.raises(
-            UnsupportedModelError, match=r"curvature of w\.weight cannot be measured.*BalancedNorms"
+            UnsupportedModelError,
+            match=r"curvature of max\.weight cannot be .*BalancedNorms",
         ):
             condition_(model, inputs, criterion=Curvature())
         assert unchanged(model, before)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"mode": "sum"},
+            {"padding_idx": 2},
+            {"mode": "sum", "padding_idx": -1},
+            {"offsets": (0, 2, 2, 7)},
+            {"offsets": (0, 2, 2, 7), "mode": "sum", "padding_idx": 0},
+            {"offsets": (0, 3, 5, 10), "include_last_offset": True},
+            {"mode": "sum", "weights": True},
+            {"offsets": (0, 3, 4), "mode": "sum", "weights": True},
+            {"mode": "max"},
+        ],
+        ids=str,
+    )
+    def test_bags_of_embeddings_are_what_torch_computes(self, options: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        offsets = options.pop("offsets", None)
+        ids = torch.randint(0, 6, (2, 5) if offsets is None else (10,))
+        if options.pop("weights", False):
+            options["per_sample_weights"] = torch.rand(ids.shape).double()
+        if offsets is not None:
+            options["offsets"] = torch.tensor(offsets)
+        table = torch.randn(6, 3, dtype=torch.float64)
+        with differentiable():
+            ours = nn.functional.embedding_bag(ids, table, **options)
+        torch.testing.assert_close(ours, nn.functional.embedding_bag(ids, table, **options))
+
+    def test_a_model_with_bags_of_embeddings(self) -> None:
+        torch.manual_seed(0)
+        layers = [nn.EmbeddingBag(20, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)]
+        model = nn.Sequential(*layers).double()
+        tokens = torch.randint(0, 20, (12, 3))
+        before = model(tokens)
+        assert condition_(model, tokens, criterion=Curvature()).solution.converged
+        torch.testing.assert_close(model(tokens), before)
 
     def test_half_precision(self) -> None:
         torch.manual_seed(0)
@@ -509,8 +549,26 @@ class TestRefusals:
     def test_losses_that_are_no_number(self, loss: Callable[[Tensor], Any]) -> None:
         model, x = make("mlp")
         self.refused(
-            ValueError, "must return a single number", model, x, criterion=Curvature(loss=loss)
+            ValueError,
+            "must return a tensor of a single number",
+            model,
+            x,
+            criterion=Curvature(loss=loss),
         )
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_losses_that_are_not_finite(self, bad: float) -> None:
+        """Though they have no curvature at all."""
+        model, x = make("mlp")
+        loss = Curvature(loss=lambda out: out.mean() + bad)
+        self.refused(
+            EnergyRangeError, rf"loss of Curvature is {bad} on the", model, x, criterion=loss
+        )
+
+    def test_losses_of_something_else_than_the_output(self) -> None:
+        model, x = make("mlp")
+        loss = Curvature(loss=lambda out: out.detach().square().mean())
+        self.refused(ValueError, "does not depend on the model's output", model, x, criterion=loss)
 
     def test_outputs_that_are_no_tensors(self) -> None:
         class Wrapped(nn.Module):
@@ -551,7 +609,7 @@ class TestRefusals:
 
     def test_curvature_that_is_not_finite(self) -> None:
         model, x = make("mlp")
-        loss = Curvature(loss=lambda out: out.square().sum() * math.inf)
+        loss = Curvature(loss=lambda out: (0 * out).sqrt().sum())
         self.refused(
             EnergyRangeError, r"curvature of 0\.weight is (nan|inf)", model, x, criterion=loss
         )

@@ -36,6 +36,12 @@ def test_inputs_that_the_model_rejects() -> None:
         pathcond.find_symmetry(mlp(), torch.randn(5, 7))
 
 
+@pytest.mark.parametrize("batch", [{"x": torch.randn(5, 3)}, (torch.randn(5, 3), torch.randn(5))])
+def test_how_batches_are_passed_is_said_where_the_model_rejects_them(batch: Any) -> None:
+    with pytest.raises(pathcond.UnsupportedModelError, match=r"write \(batch,\) if forward takes"):
+        pathcond.find_symmetry(mlp(), batch)
+
+
 def test_inputs_as_tensor_tuple_and_dict() -> None:
     model = Calls(lambda self, x: self.net(x), net=mlp())
     model.forward = lambda input: model.net(input)  # a keyword to call it by

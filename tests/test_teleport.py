@@ -137,6 +137,7 @@ def test_identity_factors_are_training_without_it_bit_for_bit() -> None:
         )
     assert handle.teleports == 20
     assert handle.left_out == 0
+    assert "teleports=20, left_out=0" in repr(handle)
     assert_same(*results)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 import pathcond
 from pathcond.theory import (
     ExpectedDiagonal,
+    _layers,
     expected_asymptote,
     expected_diag_g,
     expected_from_gains,
@@ -490,6 +491,16 @@ def test_parameters_on_no_path_are_reported() -> None:
         str(regime(model, torch.randn(2, 4)))
         == "Rescaling by paths will do nothing for Sequential: none of its units can be rescaled."
     )
+
+
+def test_widths_of_tables_and_gates() -> None:
+    layers = [nn.Embedding(300, 4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5)]
+    found = regime(nn.Sequential(*layers), torch.randint(0, 300, (2, 3)))
+    assert (found.narrowest, found.widest) == (4, 6)
+    widths = {n for inputs, outputs, _ in _layers(nn.GRU(3, 8)) for n in (inputs, outputs)}
+    assert widths == {3, 8}
+    projected = {outputs for _, outputs, _ in _layers(nn.LSTM(3, 8, proj_size=2))}
+    assert projected == {8, 2}
 
 
 def test_widths_and_gains_of_convolutions() -> None:

@@ -195,9 +195,10 @@ def condition_(
             as it was, so that the learning rate can stay; None takes the best of all.
         solver: ``Exact()``, ``CoordinateDescent()`` (the paper's ten sweeps) or ``ENorm()``, which
             has a criterion of its own.
-        normalization: Which side of a normalization layer carries a scale: "absorb" (in front),
-            "gain" (behind), "full" (both), "batch" (both where it has running statistics, as
-            BatchNorm, else in front), "paper" (one scale through it; keeps eval mode only).
+        normalization: Which side of a normalization layer carries a scale: "absorb" (in front,
+            where running statistics follow), "gain" (behind), "full" (both), "batch" (both where it
+            has running statistics, as BatchNorm, else neither), "paper" (one scale through it;
+            keeps eval mode only).
         other_inputs, frozen, exclude: Further examples, and what stays as it is; see
             ``find_symmetry``.
         calibrate: Measure statistics of normalization layers and gates on the batch; False is the

@@ -2,6 +2,12 @@
 call.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_REASONS = 10
+
 
 class UnsupportedModelError(ValueError):
     """The model cannot be analysed; the message says what was found, where, and what to do.
@@ -16,7 +22,7 @@ class UnsupportedModelError(ValueError):
 
 
 class RescalingError(ValueError):
-    """A rescaling was refused before the first write; the message lists every reason."""
+    """A rescaling was refused before the first write; the message lists the reasons."""
 
 
 class MismatchError(RescalingError):
@@ -41,3 +47,15 @@ class TrainChangeError(RescalingError):
 
 class FailedRunsError(RuntimeError):
     """Some runs of an experiment have no result; the message names them, with the error of each."""
+
+
+def refuse(reasons: Sequence[str]) -> None:
+    """Refuse a rescaling for these reasons, of which the first ten are told; nothing happens where
+    there are none.
+    """
+    if not reasons:
+        return
+    told = [*reasons[:MAX_REASONS]]
+    if len(reasons) > MAX_REASONS:
+        told.append(f"... and {len(reasons) - MAX_REASONS} more")
+    raise RescalingError("The model was not changed, because\n  - " + "\n  - ".join(told))

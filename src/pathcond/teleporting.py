@@ -181,6 +181,12 @@ class Teleportation:
         # Not a decorator: importing torch's compiler takes longer than the rest of this package.
         self._hook = hooked.register_step_post_hook(torch.compiler.disable(self._after_step))
 
+    def __repr__(self) -> str:
+        return (
+            f"Teleportation(steps={self.steps}, epochs={self.epochs}, teleports={self.teleports}, "
+            f"left_out={self.left_out})"
+        )
+
     @property
     def steps(self) -> int:
         if self._skipped is not None:

@@ -384,13 +384,19 @@ def _spread(g: dict[str, Tensor]) -> tuple[int, int, float]:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[int, int, Tensor]]:
-    """Inputs, outputs and weight of every matrix and every convolution's kernel."""
-    kernels = {id(m.weight): m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    """Inputs, outputs and weight of every matrix and every convolution's kernel; of a recurrent
+    layer all gates are one width, and the number of rows of a table is none.
+    """
+    owners = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}
     for parameter in model.parameters():
-        if convolution := kernels.get(id(parameter)):
-            yield convolution.in_channels, convolution.out_channels, parameter
-        elif parameter.dim() == 2:
-            yield parameter.shape[1], parameter.shape[0], parameter
+        owner = owners[id(parameter)]
+        if isinstance(owner, nn.modules.conv._ConvNd) and parameter.dim() > 2:
+            yield owner.in_channels, owner.out_channels, parameter
+        elif parameter.dim() == 2 and not isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
+            outputs, inputs = parameter.shape
+            if isinstance(owner, nn.RNNBase):
+                outputs = math.gcd(outputs, owner.hidden_size)
+            yield inputs, outputs, parameter
 
 
 def _range(low: str, high: str) -> str:

@@ -81,4 +81,10 @@ def _hints(error: Exception, training: bool) -> str:
         if "Cache" in str(error)
         else ""
     )
-    return f"If the model rejects the inputs, check their shapes, types and device{samples}{cache}."
+    hint = f"If the model rejects the inputs, check their shapes, types and device{samples}{cache}."
+    if isinstance(error, TypeError) and " argument" in str(error):
+        hint += (
+            " A dict is passed as keyword arguments, a tuple as positional ones: write (batch,) if "
+            "forward takes the batch as it is."
+        )
+    return hint

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from ..distributed.sharding import local
-from ..errors import RescalingError, UnsupportedModelError
+from ..errors import UnsupportedModelError, refuse
 from ..memory import has_memory
 from ..numerics import largest
 
@@ -96,12 +96,7 @@ def negative_variances(model: nn.Module) -> list[str]:
 
 def refuse_unusable_weights(model: nn.Module) -> None:
     """Raise with all that ``unusable_weights`` finds."""
-    found = unusable_weights(model)
-    if found:
-        more = f"\n  ... and {len(found) - 10} more" if len(found) > 10 else ""
-        raise RescalingError(
-            "The model was not changed, because\n  - " + "\n  - ".join(found[:10]) + more
-        )
+    refuse(unusable_weights(model))
 
 
 def differing_types(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:

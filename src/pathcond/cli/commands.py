@@ -171,7 +171,7 @@ def condition(
     solver: Annotated[
         SolverName, typer.Option(help="exact; paper (ten sweeps); enorm (least norm)")
     ] = SolverName.exact,
-    max_log_scale: Annotated[float | None, typer.Option(help="Bound on |log λ|", min=0.0)] = None,
+    max_log_scale: Annotated[float | None, typer.Option(help="Bound on |log λ|, above 0")] = None,
     calibrate: Annotated[
         bool, typer.Option(help="Measure statistics and gates on the example batch")
     ] = True,

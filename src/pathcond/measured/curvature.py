@@ -38,11 +38,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from ..capture.calibration import ARGUMENTS, OF_INSTANCES, without_epsilon
 from ..capture.isolation import isolated, replaced
 from ..capture.models import fresh_call, returned_leaves
 from ..capture.outputs import first_samples
@@ -53,6 +50,7 @@ from ..interrupts import let_interrupts_through, uninterrupted
 from ..solvers.balance import balance_point
 from ..symmetry.symmetry import Symmetry
 from ..wrappers import unwrap
+from .differentiable import differentiable
 
 SAMPLES = 64  # of the batch, where no loss has labels for all of them
 DIRECTIONS = 8  # for the trace; their mean is off by some percent
@@ -208,7 +206,7 @@ class Curvature(Criterion):
             uninterrupted(),
             isolated(model, training=False),
             replaced(model, values),
-            _differentiable(),
+            differentiable(),
         ):
             yield _Outputs(model(*args, **kwargs), self.loss), blocks, again
 
@@ -231,8 +229,9 @@ class Curvature(Criterion):
                 )
         except RuntimeError as error:
             raise UnsupportedModelError(
-                f"The curvature of {name} cannot be measured: {str(error).splitlines()[0]}. "
-                "Choose PathKernel() or BalancedNorms()."
+                f"The curvature of {name} cannot be measured: "
+                f"{str(error).splitlines()[0].rstrip('.')}. Leave criterion out for the default, "
+                "or choose BalancedNorms() or PathKernel()."
             ) from error
         if not math.isfinite(value):
             raise EnergyRangeError(
@@ -279,8 +278,18 @@ class _Outputs:
                 if isinstance(value, Tensor)
                 else f"a {type(value).__name__}"
             )
-            raise ValueError(f"The loss of Curvature must return a single number, not {what}")
-        if value.requires_grad and self.copies:
+            raise ValueError(
+                f"The loss of Curvature must return a tensor of a single number, not {what}"
+            )
+        number = value.item()
+        if not math.isfinite(number):
+            raise EnergyRangeError(f"The loss of Curvature is {number} on the example batch.")
+        if self.copies and not value.requires_grad:
+            raise ValueError(
+                "The loss of Curvature does not depend on the model's output: it may be detached, "
+                "or computed from something else"
+            )
+        if self.copies:
             slopes = torch.autograd.grad(
                 value.sum(),
                 self.copies,
@@ -442,49 +451,3 @@ def _scale(
             else value.clone()
         )
     return scaled
-
-
-@contextmanager
-def _differentiable() -> Iterator[None]:
-    """Twice: with gradients, statistics of the batch, and without kernels that have a first
-    derivative only.
-    """
-    with (
-        torch.enable_grad(),
-        _BatchStatistics(),
-        sdpa_kernel(SDPBackend.MATH),
-        torch.backends.cudnn.flags(enabled=False),
-    ):
-        yield
-
-
-class _BatchStatistics(TorchFunctionMode):
-    """Has BatchNorms and InstanceNorms normalise by their input, as in train mode, and without the
-    share of ε.
-
-    √max(var, ε) in place of √(var + ε) follows scales in front of the norm
-    (``calibration.without_epsilon``).
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in ARGUMENTS:
-            return func(*args, **kwargs)
-        options = dict(zip(ARGUMENTS[func], args, strict=False)) | kwargs
-        x = options["input"]
-        gain = options.get("weight")
-        shift = options.get("bias")
-        axes = [axis for axis in range(x.dim()) if axis != 1][func in OF_INSTANCES :]
-        if math.prod(x.shape[axis] for axis in axes) < 2:
-            raise UnsupportedModelError(
-                "Curvature uses the statistics of the batch, and a normalization layer has a "
-                "single value per channel in its input "
-                f"of shape {tuple(x.shape)}: pass at least two samples."
-            )
-        variance = without_epsilon(
-            x.var(axes, correction=0, keepdim=True), options.get("eps", 1e-5)
-        )
-        out = (x - x.mean(axes, keepdim=True)) / variance.sqrt()
-        per_channel = (-1, *[1] * (x.dim() - 2))
-        out = out if gain is None else out * gain.reshape(per_channel)
-        return out if shift is None else out + shift.reshape(per_channel)

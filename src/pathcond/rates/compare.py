@@ -4,6 +4,7 @@ pays.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,8 @@ from .curves import Curve
 from .progress import Progress
 from .record import Record
 from .runs import Beginnings, Run, perform
+
+logger = logging.getLogger("pathcond")
 
 # Factors of 2 around 0.1: what plain SGD on small networks needs lies inside. Adam's rates are
 # about 30 times smaller.
@@ -108,6 +111,7 @@ def compare_rates(
     record = Record(None if rows is None else Path(rows), grid)
     beginnings = Beginnings(build, example_inputs, record.weights)
     done = sum(record[point] is not None for point in grid)
+    errors: set[str] = set()
     with same_random_states(), Progress(len(grid), done, sys.stderr if progress else None) as shown:
         # Rows of a model that has changed since must not pass for runs of this one, even if none is
         # missing.
@@ -119,6 +123,16 @@ def compare_rates(
                 run = perform(point, beginnings, train)
                 record.add(point, run, beginnings.weights_of(point.seed))
                 shown.end()
+                if run.error is not None and run.error not in errors:
+                    # at once, as a mistake that every run will meet is better mended than awaited
+                    errors.add(run.error)
+                    logger.warning(
+                        "%s at rate %.4g, seed %d raised %s; the other runs go on",
+                        run.method,
+                        run.rate,
+                        run.seed,
+                        run.error,
+                    )
     runs = [record[point] for point in grid]
     found = [run for run in runs if run is not None]
     return comparison_of(grid, found, label, record.notes)

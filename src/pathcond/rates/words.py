@@ -128,10 +128,10 @@ def number(value: float) -> str:
 def percent(share: float) -> str:
     """A share with its sign.
 
-    >>> percent(0.0731), percent(-0.2)
-    ('+7.3 %', '-20.0 %')
+    >>> percent(0.0731), percent(-0.2), percent(-1e-9)
+    ('+7.3 %', '-20.0 %', '+0.0 %')
     """
-    return "–" if math.isnan(share) else f"{100 * share:+.1f} %"
+    return "–" if math.isnan(share) else f"{round(100 * share, 1) + 0.0:+.1f} %"
 
 
 def quote(curve: Curve) -> str:

@@ -14,8 +14,9 @@ def report_table(report: Conditioning) -> str:
     layer, what is pinned.
     """
     approximate = ", approximate" if report.approximate else ""
+    done = "conditioned" if report.num_units else "is as it was"
     head = (
-        f"{report.model_name} conditioned: {count_of(report.num_units, 'unit')} in "
+        f"{report.model_name} {done}: {count_of(report.num_units, 'unit')} in "
         f"{count_of(len(report.groups), 'group')}, "
         f'normalization="{report.normalization}"{approximate}, {report.solver.partition("(")[0]}'
     )

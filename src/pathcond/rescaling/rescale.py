@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from ..capture.outputs import default_tolerance, example_outputs, output_change
 from ..capture.usable import negative_variances
 from ..distributed.ranks import Ranks
 from ..distributed.sharding import computes_in, has_unreduced_gradients, is_sharded, local
-from ..errors import MismatchError, RescalingError, TrainChangeError
+from ..errors import MismatchError, RescalingError, TrainChangeError, refuse
 from ..interrupts import uninterrupted
 from ..memory import find_overlaps, is_writable
 from ..numerics import exp, largest
@@ -32,6 +32,7 @@ from ..rules.values import Scaling
 from ..symmetry.held import list_frozen
 from ..symmetry.sizes import Example
 from ..symmetry.symmetry import Symmetry, fingerprint, scale_variance
+from ..text import count_of
 from ..wrappers import unwrap
 from .factor import Factor
 from .moves import Move, Setting, list_problems
@@ -40,6 +41,8 @@ from .optimizer_state import Optimizers, Transport, list_optimizers, require_own
 logger = logging.getLogger("pathcond")
 
 TRAIN_CHANGE_WORTH_SAYING = 1e-2
+# Optimizers whose state starts anew, as was said: once, however often a training run teleports.
+SAID: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +137,15 @@ def rescale_(
                     model, symmetry, plan, ranks, tolerance, train_tolerance
                 )
         plan.write()  # from here on no process waits for another
-    if plan.transport.reset_names:
-        names = plan.transport.reset_names
-        message = (
-            f"The optimizer state of {len(names)} parameters cannot be moved and starts anew: "
-            f"{', '.join(names[:3])} ..."
+    optimizers = set(list_optimizers(optimizer))
+    if (names := plan.transport.reset_names) and not optimizers <= SAID:
+        SAID.update(optimizers)
+        logger.warning(
+            "The optimizer state of %s cannot be moved and starts anew: %s%s",
+            count_of(len(names), "parameter"),
+            ", ".join(names[:3]),
+            ", ..." if len(names) > 3 else "",
         )
-        warnings.warn(message, stacklevel=2)  # shown once, however often a training run teleports
     return Rescaling(
         output_change_eval=change_eval,
         output_change_train=change_train,
@@ -334,7 +339,7 @@ def _refuse_to_move(tensors: dict[str, Tensor], moves: list[Move], settings: lis
         f"{one} and {other} share memory: only one of them may be passed"
         for one, other in find_overlaps(written)
     ]
-    _raise(problems)
+    refuse(problems)
 
 
 def _say_what_no_optimizer_holds(
@@ -414,9 +419,9 @@ def _refuse_unusable(
         kept = sorted(list_frozen(model) & symmetry.scalings.keys())
         if kept:
             raise MismatchError(
-                f"{', '.join(kept[:3])} no longer requires a gradient, and frozen parameters "
-                "stay as they are: "
-                'call find_symmetry again, or once with frozen="move".'
+                f"{', '.join(kept[:3])} no longer requires a gradient since the symmetry was "
+                "found, and frozen parameters stay as they are: find it again (find_symmetry, "
+                'prepare or teleport), or once with frozen="move".'
             )
     problems = negative_variances(model)
     if has_unreduced_gradients(model):
@@ -470,13 +475,8 @@ def _refuse_unusable(
                 f"{one} and {other} share memory, of which the Symmetry knows "
                 "nothing: call find_symmetry again"
             )
-    _raise(problems)
+    refuse(problems)
     return peaks
-
-
-def _raise(problems: list[str]) -> None:
-    if problems:
-        raise RescalingError("The model was not changed, because\n  - " + "\n  - ".join(problems))
 
 
 def _parts(
@@ -552,7 +552,7 @@ def _refuse_overflow(
                 "of a norm is not absorbed by its ε; keep log-scales within "
                 "symmetry.log_scale_bounds(model)"
             )
-    _raise(problems)
+    refuse(problems)
 
 
 def _verify(
@@ -587,7 +587,7 @@ def _verify(
         change(example, training=True) for example in symmetry.examples if example.given
     )
     if not in_eval <= limit:
-        _raise(
+        refuse(
             [
                 _unrepeatable(model, symmetry, ranks, training=False, limit=limit)
                 or f"the eval output would change by {in_eval:.3g} (relative), above the tolerance "
@@ -601,7 +601,7 @@ def _verify(
     if train_tolerance is not None and not in_train <= train_tolerance:
         unrepeatable = _unrepeatable(model, symmetry, ranks, training=True, limit=train_tolerance)
         if unrepeatable:  # no other scales would help
-            _raise([unrepeatable])
+            refuse([unrepeatable])
         raise TrainChangeError(
             f"The model was not changed, because its train output would change by {in_train:.3g} "
             "(relative), above the "

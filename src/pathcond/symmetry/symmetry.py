@@ -228,9 +228,10 @@ def find_symmetry(
             inputs.
         other_inputs: A second example that reaches what the first one does not (an optional input,
             a longer sequence); several as a list.
-        normalization: Which side of a normalization layer carries a scale: "absorb" (in front),
-            "gain" (behind), "full" (both), "batch" (both where it has running statistics, as
-            BatchNorm, else in front), "paper" (one scale through it; keeps eval mode only).
+        normalization: Which side of a normalization layer carries a scale: "absorb" (in front,
+            where running statistics follow), "gain" (behind), "full" (both), "batch" (both where it
+            has running statistics, as BatchNorm, else neither), "paper" (one scale through it;
+            keeps eval mode only).
         approximate: Treat smooth activations as ReLU, and let scales in front of norms without
             running statistics vary; the function is then kept only approximately.
         frozen: What becomes of parameters with ``requires_grad=False``: "keep" leaves them as they
@@ -281,7 +282,7 @@ def symmetry_of(
     ]
     held = {name: Cause(None, reason) for name, reason in [*stays.items(), *excluded.items()]}
     if frozen == "keep":
-        held |= {name: Cause(None, FROZEN) for name in list_frozen(model)}
+        held |= {name: Cause(None, FROZEN) for name in sorted(list_frozen(model))}
     frozen_and_held = held | _untouchable(model, graphs)
     rewritten = frozenset(
         leaf.name
