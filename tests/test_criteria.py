@@ -661,7 +661,7 @@ def test_callbacks_pass_criteria_on() -> None:
     training = ConditionedTraining(x, every=1, criterion=Curvature(), pace="keep")
     training.start(model, optimizer, x, fresh=True, counts=counts_at(0, 0), epochs=0)
     assert training.report is not None
-    assert "sum of the energies is as it was" in training.report.solution.message
+    assert "sum of its energies is as it was" in training.report.solution.message
     model(x).square().mean().backward()
     optimizer.step()
     assert training.teleportation is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from pathcond import (
     find_symmetry,
     prepare,
 )
+
+from .cases import Calls
 
 VERBS: dict[str, Callable[[Any, Any], object]] = {
     "find_symmetry": find_symmetry,
@@ -188,3 +191,74 @@ def test_the_meta_device_has_no_weights_to_condition() -> None:
     assert prepare(model, batch).symmetry.num_units == 8
     with pytest.raises(UnsupportedModelError, match="on the meta device and has no weights"):
         condition_(model, batch)
+
+
+def parameter_at_the_first_call(self: Any, x: Tensor) -> Tensor:
+    if not hasattr(self, "w"):
+        self.w = nn.Parameter(torch.randn(3, 4))
+    return nn.functional.linear(torch.relu(self.a(x)), self.w)
+
+
+def parameter_in_place_of_none(self: Any, x: Tensor) -> Tensor:
+    if self.w is None:
+        self.w = nn.Parameter(torch.randn(3, 4))
+    return nn.functional.linear(torch.relu(self.a(x)), self.w)
+
+
+def layer_at_the_first_call(self: Any, x: Tensor) -> Tensor:
+    if not len(self.layers):
+        self.layers.append(nn.Linear(4, 3))
+    return self.layers[0](torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize(
+    ("forward", "parts", "named"),
+    [
+        (parameter_at_the_first_call, {}, "w"),
+        (parameter_in_place_of_none, {"w": None}, "w"),
+        (layer_at_the_first_call, {"layers": nn.ModuleList()}, "layers.0.weight, layers.0.bias"),
+    ],
+)
+def test_parameters_that_the_first_call_makes(forward: Any, parts: Any, named: str) -> None:
+    """Trial runs would leave them behind, made of tensors without values."""
+    model, x = Calls(forward, a=nn.Linear(3, 4), **parts), torch.randn(6, 3)
+    before = list(model.state_dict())
+    with pytest.raises(
+        UnsupportedModelError, match=rf"first call makes parameters \({re.escape(named)}\)"
+    ):
+        condition_(model, x)
+    assert list(model.state_dict()) == before
+    outputs = model(x)  # now they are there
+    assert condition_(model, x).num_units == 4
+    torch.testing.assert_close(model(x), outputs)
+
+
+def tie(model: nn.Sequential) -> None:
+    model[2].weight = model[4].weight
+
+
+def drop_a_bias(model: nn.Sequential) -> None:
+    model[2].bias = None
+
+
+@pytest.mark.parametrize("change", [tie, drop_a_bias, nn.Module.double])
+def test_models_that_changed_since_they_were_prepared(change: Any) -> None:
+    layers = [nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)]
+    model, x = nn.Sequential(*layers), torch.randn(6, 3)
+    prepared = pathcond.prepare(model, x)
+    change(model)
+    with pytest.raises(pathcond.MismatchError, match="has changed since its Symmetry was found"):
+        condition_(model, prepared)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(pathcond.MismatchError, match="has changed since its Symmetry was found"):
+        pathcond.teleport(optimizer, model, prepared)
+
+
+def test_tensors_that_are_resized_in_place() -> None:
+    """As CrossMapLRN2d does with its results: what shares their memory cannot be told."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.CrossMapLRN2d(3), nn.Conv2d(4, 2, 3))
+    x = torch.randn(2, 3, 8, 8)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UnsupportedModelError, match="writes in place into memory that is shared"):
+        condition_(model, x)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -42,6 +42,7 @@ from .symmetry.symmetry import (
     Normalization,
     Symmetry,
     find_symmetry,
+    require_fitting,
 )
 from .wrappers import unwrap
 
@@ -108,6 +109,7 @@ def prepare(
             the model treats samples one by one in eval mode; None for all.
     """
     if isinstance(example_inputs, Prepared):
+        require_fitting(unwrap(model), example_inputs.symmetry)
         _refuse_other_settings(example_inputs.symmetry, normalization, approximate, frozen)
         if other_inputs is not None or exclude:
             raise ValueError(

@@ -21,6 +21,10 @@ class UnsupportedModelError(ValueError):
         self.place = place
 
 
+class HiddenError(UnsupportedModelError):
+    """The model does what torch.export would not show: it must not be asked."""
+
+
 class RescalingError(ValueError):
     """A rescaling was refused before the first write; the message lists the reasons."""
 

@@ -111,7 +111,7 @@ def _views_from_base(node: Node) -> list[Node] | None:
                 for argument in schema_of(node.target).arguments
             )
             return None if aliasing or "dropout" in node.op else chain
-        if source is None:
+        if source is None or (node.writes and node.shape != source.shape):  # resized in place
             return None
         chain.insert(0, source)
 

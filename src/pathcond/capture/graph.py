@@ -21,16 +21,16 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import UnsupportedModelError
+from ..errors import HiddenError, UnsupportedModelError
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap, walk_wrappers
 from .draws import GlobalDraws, Plan, ScalarDraws, plans
 from .explaining import capture_error
 from .exporting import export_graph
-from .isolation import isolated, quiet, replaced
+from .isolation import attributes_kept, isolated, quiet, replaced
 from .models import Inputs, as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
-from .trace import HiddenError, UnknownTensorError
+from .trace import UnknownTensorError
 from .tracing import all_tensors, trace_graph
 from .usable import require_usable
 from .watching import Place, Watch
@@ -264,7 +264,8 @@ class _Capture:
             try:
                 if way == "export":
                     draws = _both(scalars, watch or contextlib.nullcontext())
-                    graph = export_graph(model, args, kwargs, training=training, draws=draws)
+                    with attributes_kept(model):
+                        graph = export_graph(model, args, kwargs, training=training, draws=draws)
                 else:
                     graph = trace_graph(
                         model,

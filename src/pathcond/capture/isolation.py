@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..errors import HiddenError
 from ..trees import tree_leaves
 from ..wrappers import compiler_is_loaded
 
@@ -117,6 +118,9 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Bring back what forward assigns to its modules, and what it writes into lists, dicts, sets
     and tensors that are their attributes: they would keep tensors of copies, or of a trial run. To
     be used inside ``uninterrupted``.
+
+    Raises:
+        HiddenError: It makes parameters, of which nobody knows yet what they will be.
     """
     tables = ("_parameters", "_buffers", "_modules")
     saved = [(m, dict(vars(m)), [dict(vars(m)[t]) for t in tables]) for m in model.modules()]
@@ -132,8 +136,10 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
         for value in held
         if isinstance(value, Tensor) and not (value.is_meta or value.is_inference())
     ]
+    made: list[str] = []
     try:
         yield
+        made = _list_new_parameters(model, [(module, before[0]) for module, _, before in saved])
     finally:
         for module, attributes, before in saved:
             _bring_back(vars(module), attributes)
@@ -144,6 +150,24 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
         for tensor, version, copy in tensors:
             if tensor._version != version:
                 tensor.detach().copy_(copy)
+    if made:
+        raise HiddenError(
+            f"its first call makes parameters ({', '.join(made[:3])}): call it once on a batch, "
+            "then condition it"
+        )
+
+
+def _list_new_parameters(
+    model: nn.Module, before: Iterable[tuple[nn.Module, Mapping[str, nn.Parameter | None]]]
+) -> list[str]:
+    """Names of parameters under which there was nothing before."""
+    known = dict(before)
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and known.get(module, {}).get(name) is None
+    ]
 
 
 def _refill(value: Any, content: Any) -> None:

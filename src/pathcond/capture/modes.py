@@ -15,13 +15,13 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import UnsupportedModelError
+from ..errors import HiddenError, UnsupportedModelError
 from ..trees import tree_leaves, tree_map
 from .decisions import Origins, frames, is_size, plain, refuse, size_from_values, user_line
 from .nodes import TORCH_FOLDER
 from .schemas import schema_of
 from .size_numbers import running
-from .trace import HiddenError, Trace
+from .trace import Trace
 
 READS_VALUES = torch.Tag.data_dependent_output
 SHAPE_BY_VALUES = torch.Tag.dynamic_output_shape

@@ -36,10 +36,6 @@ LOGIC = (
 )
 
 
-class HiddenError(UnsupportedModelError):
-    """The model does what torch.export would not show: it must not be asked."""
-
-
 class UnknownTensorError(Exception):
     """The model uses a tensor of which it is not known whether it was there before the call."""
 

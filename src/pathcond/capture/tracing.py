@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 
-from ..errors import UnsupportedModelError
+from ..errors import HiddenError, UnsupportedModelError
 from ..trees import tree_map
 from .isolation import attributes_kept, isolated, replaced, weights_kept
 from .models import returned_leaves
 from .modes import Calls, Conversions
 from .nodes import Graph, Node, alive, called_parameters
-from .trace import HiddenError, Trace, UnknownTensorError
+from .trace import Trace, UnknownTensorError
 
 
 def trace_graph(

@@ -31,7 +31,7 @@ from ..numerics import exp, largest
 from ..rules.values import Scaling
 from ..symmetry.held import list_frozen
 from ..symmetry.sizes import Example
-from ..symmetry.symmetry import Symmetry, fingerprint, scale_variance
+from ..symmetry.symmetry import Symmetry, require_fitting, scale_variance
 from ..text import count_of
 from ..wrappers import unwrap
 from .factor import Factor
@@ -409,12 +409,7 @@ def _refuse_unusable(
         raise RescalingError(
             "The model is on the meta device and has no weights: load them first, then rescale."
         )
-    if fingerprint(model) != symmetry.fingerprint:
-        raise MismatchError(
-            f"{type(model).__name__} has changed since its Symmetry was found (modules, shapes, "
-            "dtypes or tied weights "
-            "differ): call find_symmetry again."
-        )
+    require_fitting(model, symmetry)
     if symmetry.frozen == "keep":
         kept = sorted(list_frozen(model) & symmetry.scalings.keys())
         if kept:

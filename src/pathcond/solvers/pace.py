@@ -61,7 +61,7 @@ def keep_pace(problem: Problem, solver: Solver) -> tuple[Problem, Solution]:
         if abs(gap) < 1e-6
         else f"{math.exp(gap):.4g} of what it was, as near as bounds allow"
     )
-    message = f"the sum of the energies is {kept}; {solution.message}"
+    message = f"the sum of its energies is {kept}; {solution.message}"
     return tilted, replace(
         solution, objective_before=ends[0].value, objective_after=ends[1].value, message=message
     )

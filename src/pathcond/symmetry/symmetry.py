@@ -33,7 +33,7 @@ from ..capture.models import Inputs, arguments_not_given, canonical_names
 from ..capture.nodes import Graph, Node
 from ..capture.precision import types_behind
 from ..distributed.sharding import original_class
-from ..errors import RescalingError
+from ..errors import MismatchError, RescalingError
 from ..memory import find_overlaps
 from ..numerics import exp
 from ..rules.equations import Cause, Equations, SolvedScales
@@ -388,6 +388,15 @@ def fingerprint(model: nn.Module) -> str:
         repr(canonical_names(model))
     ]
     return hashlib.sha256("\n".join(description).encode()).hexdigest()
+
+
+def require_fitting(model: nn.Module, symmetry: Symmetry) -> None:
+    """Refuse a model whose structure is not that of the one whose Symmetry this is."""
+    if fingerprint(model) != symmetry.fingerprint:
+        raise MismatchError(
+            f"{type(model).__name__} has changed since its Symmetry was found (modules, shapes, "
+            "dtypes or tied weights differ): find it again (find_symmetry, prepare or teleport)."
+        )
 
 
 def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
