@@ -76,6 +76,11 @@ class Origins:
         self.draws |= other.draws
 
     @property
+    def has_inputs(self) -> bool:
+        """Whether an input is among them."""
+        return bool(self.integers) or any(name.startswith("input ") for name in self.floats)
+
+    @property
     def only_integers(self) -> bool:
         """Whether inputs of integers and truth values decide alone."""
         return bool(self.integers) and not (self.floats or self.buffers or self.draws)
@@ -237,8 +242,36 @@ def is_check(frame: FrameType) -> bool:
     """Whether a frame is at a test whose only consequence is an exception, a warning or a
     message.
     """
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    return frame.f_lineno in _checked_lines("".join(lines))
+    if frame.f_lineno not in _checked_lines(_source_of(frame)):
+        return False
+    outer: FrameType | None = frame
+    while outer is not None and not is_own(outer):
+        library = is_library(outer.f_code.co_filename)
+        if not library and outer.f_lineno in _caught_lines(_source_of(outer)):
+            return False
+        outer = outer.f_back
+    return True
+
+
+def _source_of(frame: FrameType) -> str:
+    return "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+
+
+@functools.lru_cache(maxsize=64)
+def _caught_lines(source: str) -> frozenset[int]:
+    """The lines of a file on which an exception may be caught, after which the model goes on."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        and not all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
+        for statement in node.body
+        for line in _lines(statement)
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -266,6 +299,7 @@ def _checked_lines(source: str) -> frozenset[int]:
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Call)
             and _name_of(node.value).startswith(ASSERTING)
+            and not _is_method_of_own(node.value)
         ):
             found.update(_lines(node.value))
         elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
@@ -282,6 +316,16 @@ def _name_of(call: ast.Call) -> str:
         else called.id
         if isinstance(called, ast.Name)
         else ""
+    )
+
+
+def _is_method_of_own(call: ast.Call) -> bool:
+    """``self.check(...)`` may keep what it finds."""
+    called = call.func
+    return (
+        isinstance(called, ast.Attribute)
+        and isinstance(called.value, ast.Name)
+        and called.value.id == "self"
     )
 
 

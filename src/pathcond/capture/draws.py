@@ -23,6 +23,7 @@ WORDS = 624
 SET_WORDS = 400  # the others stay random, so that a generator which rejects draws ends all the same
 LOW = 2.0**-20
 HIGH = 1 - 2.0**-20
+BETWEEN = (0.2, 0.4, 0.6, 0.8)  # where a number chooses one of several
 ALL_COMBINATIONS = 4
 BOTH_WAYS = 16
 DRAWN = ("rand", "uniform_", "bernoulli", "bernoulli_", "randint")
@@ -46,7 +47,8 @@ class Plan:
 
 
 def plans(draws: list[tuple[str, int]]) -> Iterator[Plan]:
-    """The plans by which a model that draws is captured, beside the one where all draws are high.
+    """The plans by which a model that draws is captured, beside the one where all draws are high:
+    all draws alike, at several heights. Then, with low and high ones:
 
     Few draws: all combinations. More: with all layers, with none, with each one alone, and with
     each one left out. That is enough where a layer that is left out leaves a value of the same
@@ -54,7 +56,7 @@ def plans(draws: list[tuple[str, int]]) -> Iterator[Plan]:
     Where it does not, leaving out one layer and running one alone equate the scales in front of and
     behind it.
     """
-    yield Plan(base=LOW)
+    yield from (Plan(base=base) for base in (LOW, *BETWEEN))
     if len(draws) <= ALL_COMBINATIONS:
         for size in range(1, len(draws)):
             for chosen in itertools.combinations(draws, size):

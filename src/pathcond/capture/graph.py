@@ -27,7 +27,7 @@ from ..wrappers import unwrap, walk_wrappers
 from .draws import GlobalDraws, Plan, ScalarDraws, plans
 from .explaining import capture_error
 from .exporting import export_graph
-from .isolation import attributes_kept, isolated, quiet, replaced
+from .isolation import PLAIN, attributes_kept, isolated, quiet, replaced
 from .models import Inputs, as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
 from .trace import UnknownTensorError
@@ -217,14 +217,19 @@ class _Capture:
         """
         if not self.runnable:
             return ("export",)
-        given = [leaf for leaf in tree_leaves(as_call(self.inputs)) if isinstance(leaf, Tensor)]
+        args, kwargs = as_call(self.inputs)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         owned = [*self.model.parameters(), *self.model.buffers()]
         small = (
             sum(tensor.numel() for tensor in given) <= LARGEST_BATCH
             and sum(tensor.numel() for tensor in owned) <= LARGEST_MODEL
-            and not any(tensor.is_meta for tensor in owned)
         )
-        return ("run", "export", "trace") if small else ("export", "trace")
+        # Only a run shows what is written into a dict, list or object that is given.
+        holders = not all(
+            isinstance(value, Tensor) or type(value) in PLAIN for value in (*args, *kwargs.values())
+        )
+        runs = (small or holders) and not any(tensor.is_meta for tensor in owned)
+        return ("run", "export", "trace") if runs else ("export", "trace")
 
     def again(self, plan: Plan) -> Graph:
         """The graph under other draws, the same way as the first one."""

@@ -5,13 +5,16 @@ states, or in the process around it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import operator
 import random
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +28,16 @@ from ..wrappers import compiler_is_loaded
 # Random states, warning filters, sys.stderr, TF32 and the compiler's stance belong to the whole
 # process: one thread at a time may change them, and puts them back before the next one.
 LOCK = threading.RLock()
+
+TABLES = ("_parameters", "_buffers", "_modules")
+PLAIN = (type(None), bool, int, float, str, bytes)
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+# Other modules, code, and what belongs to the whole process: no part of these is looked into.
+HOLDING_NOTHING = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+OF_THE_PROCESS = frozenset(("queue", "threading", "logging", "multiprocessing", "concurrent"))
+LEVELS = 5  # of containers and objects in each other
+MANY = 10_000  # such things
+LARGE = 2**22  # numbers in a tensor
 
 
 @contextlib.contextmanager
@@ -115,27 +128,22 @@ def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Bring back what forward assigns to its modules, and what it writes into lists, dicts, sets
-    and tensors that are their attributes: they would keep tensors of copies, or of a trial run. To
-    be used inside ``uninterrupted``.
+    """Bring back what forward assigns to its modules, and what it writes into containers, objects
+    and tensors that are their attributes or lie inside of these: they would keep tensors of copies,
+    or of a trial run. Caches of methods are emptied. To be used inside ``uninterrupted``.
 
     Raises:
         HiddenError: It makes parameters, of which nobody knows yet what they will be.
     """
-    tables = ("_parameters", "_buffers", "_modules")
-    saved = [(m, dict(vars(m)), [dict(vars(m)[t]) for t in tables]) for m in model.modules()]
-    held = [
+    modules = list(model.modules())
+    saved = [(m, dict(vars(m)), [dict(vars(m)[table]) for table in TABLES]) for m in modules]
+    held = _Held(
         value
         for _, attributes, _ in saved
         for name, value in attributes.items()
-        if name not in tables
-    ]
-    contents = [(value, value.copy()) for value in held if type(value) in (list, dict, set)]
-    tensors = [
-        (value, value._version, value.detach().clone())
-        for value in held
-        if isinstance(value, Tensor) and not (value.is_meta or value.is_inference())
-    ]
+        if name not in OF_EVERY_MODULE
+    )
+    caches = [(cache, cache.cache_info()) for cache in _list_caches(modules)]
     made: list[str] = []
     try:
         yield
@@ -143,18 +151,85 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for module, attributes, before in saved:
             _bring_back(vars(module), attributes)
-            for table, content in zip(tables, before, strict=True):
+            for table, content in zip(TABLES, before, strict=True):
                 _bring_back(vars(module)[table], content)
-        for value, content in contents:
-            _refill(value, content)
-        for tensor, version, copy in tensors:
-            if tensor._version != version:
-                tensor.detach().copy_(copy)
+        held.bring_back()
+        for cache, info in caches:
+            if cache.cache_info() != info:
+                cache.cache_clear()
     if made:
         raise HiddenError(
             f"its first call makes parameters ({', '.join(made[:3])}): call it once on a batch, "
             "then condition it"
         )
+
+
+class _Held:
+    """What attributes hold, a few levels deep: contents of containers, attributes of objects,
+    values of tensors and arrays. A whole dataset among them is not copied.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.contents: list[tuple[Any, Any]] = []
+        self.tensors: list[tuple[Tensor, int, Tensor]] = []
+        self.arrays: list[tuple[Any, Any]] = []
+        here = [value for value in values if type(value) not in PLAIN]
+        seen: dict[int, Any] = {}
+        for _ in range(LEVELS):
+            inside: list[Any] = []
+            for value in here:
+                if id(value) not in seen and len(seen) < MANY:
+                    seen[id(value)] = value  # which keeps its id its own
+                    inside += self._take(value)
+            here = inside
+
+    def _take(self, value: Any) -> list[Any]:
+        """Note one value, and return what lies in it."""
+        if isinstance(value, Tensor):
+            known = value.is_meta or value.is_inference() or isinstance(value, nn.Parameter)
+            if not known and value.numel() <= LARGE:
+                self.tensors.append((value, value._version, value.detach().clone()))
+            return []
+        origin = type(value).__module__.partition(".")[0]
+        if isinstance(value, HOLDING_NOTHING) or origin in OF_THE_PROCESS:
+            return []
+        if origin == "numpy":
+            if getattr(value, "size", LARGE + 1) <= LARGE and value.flags.writeable:
+                self.arrays.append((value, value.copy()))
+            return []
+        inside: list[Any] = []
+        if isinstance(value, dict):
+            self.contents.append((value, dict(value)))
+            inside += value.values()
+        elif isinstance(value, (list, deque, set, tuple)):
+            self.contents += [(value, list(value))] if not isinstance(value, tuple) else []
+            inside += value
+        if isinstance(attributes := getattr(value, "__dict__", None), dict):
+            self.contents.append((attributes, dict(attributes)))
+            inside += attributes.values()
+        return [part for part in inside if type(part) not in PLAIN]
+
+    def bring_back(self) -> None:
+        for value, content in self.contents:
+            _refill(value, content)
+        for tensor, version, kept in self.tensors:
+            if tensor._version != version:
+                tensor.detach().copy_(kept)
+        for array, kept in self.arrays:
+            if (array != kept).any():
+                array[...] = kept
+
+
+def _list_caches(modules: Iterable[nn.Module]) -> list[Any]:
+    """The caches of methods (``functools.lru_cache``) of all classes of the user's."""
+    kinds = {kind for module in modules for kind in type(module).__mro__}
+    return [
+        value
+        for kind in kinds
+        if not kind.__module__.startswith("torch.nn.")
+        for value in vars(kind).values()
+        if isinstance(value, functools._lru_cache_wrapper)
+    ]
 
 
 def _list_new_parameters(
@@ -171,12 +246,12 @@ def _list_new_parameters(
 
 
 def _refill(value: Any, content: Any) -> None:
-    """Make a list, dict or set hold what it held; untouched if it still does."""
+    """Make a container hold what it held; untouched if it still does."""
     if isinstance(value, dict):
         _bring_back(value, content)
     elif list(map(id, value)) != list(map(id, content)):
         value.clear()
-        value.extend(content) if isinstance(value, list) else value.update(content)
+        value.update(content) if isinstance(value, set) else value.extend(content)
 
 
 @contextlib.contextmanager
@@ -225,8 +300,8 @@ class _Keeping(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def restore(self) -> None:
-        for tensor, copy in self._copies:
-            tensor.detach().copy_(copy)
+        for tensor, kept in self._copies:
+            tensor.detach().copy_(kept)
 
 
 def _memory_of(tensor: Any) -> int | None:

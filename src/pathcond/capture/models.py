@@ -149,6 +149,8 @@ def _parts(value: Any) -> list[Any]:
     slots = any(getattr(kind, "__slots__", ()) for kind in kinds if kind not in of_c)
     # Functions see more than their attributes.
     hides = callable(value) and not isinstance(value, torch.distributions.Transform)
+    if isinstance(value, tuple) and type(value).__module__ == "torch.return_types":
+        return list(value)
     if hides or slots or not of_c <= KNOWN_CONTAINERS:
         raise HiddenOutputError(
             f"the model returns an object of type {type(value).__name__}, whose tensors "

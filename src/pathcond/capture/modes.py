@@ -197,7 +197,9 @@ class Conversions(TorchFunctionMode):
             ):
                 trace.may_read(inside, size=False)
             with _set(trace, "literal"):
-                return self._with_sizes(func, args, kwargs)
+                made = self._with_sizes(func, args, kwargs)
+            trace.refuse_memory_of_weights(made)
+            return made
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             # A list among the indices becomes a tensor, and so does a number that is written.
             parts = [*(args[1] if isinstance(args[1], tuple) else args[1:2]), *args[2:]]

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..errors import UnsupportedModelError
+from ..errors import HiddenError, UnsupportedModelError
 from ..trees import tree_leaves, tree_map
 from .decisions import DecisionError, Origins, calling_module, only_raises, refuse, user_line
+from .isolation import PLAIN
 from .models import canonical_names
 from .nodes import Node, op_name, type_of
 
-PLAIN = (bool, int, float, str, type(None))
 TESTS_OF_FINITENESS = ("isinf", "isnan", "isfinite")
 LOGIC = (
     "any",
@@ -67,6 +67,11 @@ class Trace:
         self._origins = WeakTensorKeyDictionary()
         self._existing = existing
         self._copies = copies
+        self._memory = [
+            (name, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+            if tensor.device.type == "cpu" and tensor.layout == torch.strided
+        ]
         self._add_leaves(model, args, kwargs)
 
     def _add_leaves(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -286,6 +291,18 @@ class Trace:
         own.add(origins)
         self.written |= {own.memory} if own.memory is not None else set()
 
+    def refuse_memory_of_weights(self, tensor: Tensor) -> None:
+        """Refuse a constant that lies in the memory of a parameter or buffer, as one that was made
+        of an array of NumPy may.
+        """
+        start = tensor.data_ptr()
+        for name, first, last in self._memory:
+            if first <= start < last:
+                raise HiddenError(
+                    f"the model reads {name} as an array of NumPy at {user_line()}: read the "
+                    "parameter itself"
+                )
+
     def note_reassigned(self, model: nn.Module) -> None:
         """``self.average = 0.9 * self.average + ...`` writes a buffer as well as ``copy_`` does."""
         current = dict(model.named_buffers(remove_duplicate=False))
@@ -317,11 +334,20 @@ class Trace:
                 for name, value in vars(module).items()
                 if name not in tables and not _is_empty(value)
             ]
-            for tensor in (tensor for value in kept for tensor in _tensors_in(value)):
-                if tensor in self._node and self._node[tensor].target is not None:
-                    origins = self._origins[tensor]
-                    if origins.integers or any(o.startswith("input ") for o in origins.floats):
-                        self.checked.append(self._node[tensor])
+            self.hold(
+                tensor
+                for value in kept
+                for tensor in tensors_in(value)
+                if tensor in self._origins and self._origins[tensor].has_inputs
+            )
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Keep what was computed as it is, as outputs are kept: somebody may read it."""
+        self.checked += [
+            self._node[tensor]
+            for tensor in tensors
+            if tensor in self._node and self._node[tensor].target is not None
+        ]
 
 
 def _is_empty(value: Any) -> bool:
@@ -329,7 +355,7 @@ def _is_empty(value: Any) -> bool:
     return type(value) in PLAIN or (type(value) in (dict, OrderedDict, list) and not value)
 
 
-def _tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
+def tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
     """Tensors in a value, in containers and in attributes of objects, a few levels deep."""
     here = [value]
     seen = {id(value)}

@@ -23,7 +23,7 @@ from .isolation import attributes_kept, isolated, replaced, weights_kept
 from .models import returned_leaves
 from .modes import Calls, Conversions
 from .nodes import Graph, Node, alive, called_parameters
-from .trace import Trace, UnknownTensorError
+from .trace import Trace, UnknownTensorError, tensors_in
 
 
 def trace_graph(
@@ -68,6 +68,7 @@ def trace_graph(
     # Operations may write into the inputs, which are needed once more where a buffer decides.
     unwritten = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, (args, kwargs))
     trace = Trace(model, args, kwargs, {**copies, **buffers}, existing)
+    given = {id(tensor) for tensor in tensors_in((args, kwargs))}
     # With gradients, but nobody will ask for them: nothing is kept for the backward pass.
     forget = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept)
     grad_mode = forget if gradients else torch.no_grad()
@@ -82,6 +83,7 @@ def trace_graph(
             ) from trace.refused
         trace.note_reassigned(model)
         trace.note_kept(model)
+        trace.hold(t for t in tensors_in((args, kwargs)) if id(t) not in given)
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
     trace.refuse_changing_buffers()

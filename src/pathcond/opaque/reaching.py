@@ -63,7 +63,8 @@ def may_reach_into(child: nn.Module, attribute: str, codes: Iterable[CodeType]) 
     }
     if mentioned & (MASTER_KEYS | {name for name in inside if not name.isdigit()}):
         return True
-    return any(name.isdigit() for name in inside) and _looks_up(codes, attribute)
+    numbered = any(name.isdigit() for name in inside)
+    return (numbered or "getattr" in mentioned) and _looks_up(codes, attribute, numbered=numbered)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -75,8 +76,10 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _looks_up(codes: Iterable[CodeType], attribute: str) -> bool:
-    """Whether code may index or iterate a module; True if its source cannot be read."""
+def _looks_up(codes: Iterable[CodeType], attribute: str, *, numbered: bool) -> bool:
+    """Whether code may index or iterate a module whose parts are numbered, or get a part by a name
+    that is not written there; True if its source cannot be read.
+    """
     functions: dict[str, _LookUps] = {}
     for code in codes:
         try:
@@ -97,7 +100,9 @@ def _looks_up(codes: Iterable[CodeType], attribute: str) -> bool:
         for function in functions.values():
             function.follow()
     return any(
-        function.looks_below(node) for function in functions.values() for node in function.nodes
+        function.gets_by_name(node) or (numbered and function.looks_below(node))
+        for function in functions.values()
+        for node in function.nodes
     )
 
 
@@ -190,6 +195,19 @@ class _LookUps:
         if isinstance(node, (ast.IfExp, ast.BoolOp, ast.Tuple, ast.List)):
             return any(self._holds(part) for part in ast.iter_child_nodes(node))
         return False
+
+    def gets_by_name(self, node: ast.AST) -> bool:
+        """Whether an expression gets an attribute of what may be a module by a name that is
+        computed.
+        """
+        return (
+            isinstance(node, ast.Call)
+            and self._is(node.func, "getattr")
+            and len(node.args) > 1
+            and not isinstance(node.args[1], ast.Constant)
+            and self._holds(node.args[0])
+            and not self._is_container(node.args[0])
+        )
 
     def looks_below(self, node: ast.AST) -> bool:
         """Whether an expression looks up or iterates what may be a module, or hands one to unknown

@@ -216,8 +216,8 @@ class _Plan:
 
 def list_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
     """Copies of a model as a list of modules and mappings; anything else is refused."""
-    if isinstance(copies, (nn.Module, Mapping)):
-        raise TypeError("copies is a list: copies=[ema]")
+    if isinstance(copies, (nn.Module, Mapping)) or not isinstance(copies, Iterable):
+        raise TypeError(f"copies is a list: copies=[ema], not {type(copies).__name__}")
     found = list(copies)
     for copy in found:
         if not isinstance(copy, (nn.Module, Mapping)):

@@ -289,6 +289,8 @@ class Propagation(Reading):
                 return self._make_constant(node)
             return Known(torch.empty(node.shape, dtype=node.dtype, device="meta"), lasting=False)
         values = tree_map(lambda a: a.value if isinstance(a, Known) else a, arguments)
+        if node.op in ("mul", "multiply") and is_zero(values["other"]):
+            values["other"] = 1.0  # tomorrow it may be another number
         if values.get("device") is not None:
             values["device"] = torch.device("cpu")
         try:

@@ -13,7 +13,7 @@ from ..energies import FREEZE, Carried, Energies, Energy
 from ..labels import ANY, Labels, constant
 from ..scales import Scales
 from ..table import Family, energy, rule
-from ..values import Operand
+from ..values import Operand, is_zero
 
 HOMOGENEOUS = Family("Positively homogeneous: the scale passes through")
 SUMS = Family("Sums and selections: the scales of all operands are equated")
@@ -137,6 +137,8 @@ def comparison(scales: Scales, x: Operand, other: Operand) -> Labels:
 
 @rule("mul", "multiply", family=PRODUCTS)
 def product(scales: Scales, x: Operand, other: Operand) -> Labels:
+    # A number that is zero today, as the weight of a branch that fades in, may be another tomorrow.
+    other = 1.0 if is_zero(other) else other
     return scales.combine((1, x), (1, other))
 
 

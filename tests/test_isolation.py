@@ -1,0 +1,152 @@
+"""Trial runs leave nothing behind in what modules hold, however deep it lies."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict, deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pathcond import condition_
+
+
+class Holding(nn.Module):
+    """A network, and what a subclass keeps of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.held: Any = self.start()
+
+    def start(self) -> Any:
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.keep(self.b(torch.relu(self.a(x))))
+
+    def keep(self, y: Tensor) -> Tensor:
+        return y
+
+
+def holding(start: Callable[[], Any], keep: Callable[[Any, Tensor], Tensor]) -> Holding:
+    methods = {"start": lambda self: start(), "keep": lambda self, y: keep(self.held, y)}
+    return type("Held", (Holding,), methods)()
+
+
+def in_a_deque(held: deque, y: Tensor) -> Tensor:
+    held.append(y.detach().mean(0))
+    return y + 0.1 * sum(held)
+
+
+def in_a_default_dict(held: defaultdict, y: Tensor) -> Tensor:
+    return in_a_deque(held["outputs"], y)
+
+
+def in_a_list_of_lists(held: list, y: Tensor) -> Tensor:
+    return in_a_deque(held[0], y)
+
+
+def in_place(held: list, y: Tensor) -> Tensor:
+    return y + held[0].add_(y.detach().mean(0))
+
+
+def in_a_counter(held: SimpleNamespace, y: Tensor) -> Tensor:
+    held.calls += 1
+    return y * min(1.0, 0.1 * held.calls)
+
+
+def in_an_array(held: dict, y: Tensor) -> Tensor:
+    held["calls"] += 1
+    return y
+
+
+STATES: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor]]] = {
+    "a deque": (lambda: deque(maxlen=2), in_a_deque),
+    "a defaultdict": (lambda: defaultdict(list), in_a_default_dict),
+    "a list of lists": (lambda: [[]], in_a_list_of_lists),
+    "a tensor in a list": (lambda: [torch.zeros(6)], in_place),
+    "an object": (lambda: SimpleNamespace(calls=0), in_a_counter),
+    "an array": (lambda: {"calls": np.zeros(1)}, in_an_array),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_is_what_it_was(name: str) -> None:
+    x = torch.randn(8, 6)
+    torch.manual_seed(0)
+    model = holding(*STATES[name])
+    torch.manual_seed(0)
+    twin = holding(*STATES[name])
+    assert condition_(model, x).num_units == 8
+    assert str(model.held) == str(twin.held)
+    for _ in range(3):
+        torch.testing.assert_close(model(x), twin(x))
+
+
+class Cached(Holding):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(x @ self.transposed() + self.a.bias))
+
+    def transposed(self) -> Tensor:
+        raise NotImplementedError
+
+
+class InAnObject(Cached):
+    def start(self) -> SimpleNamespace:
+        return SimpleNamespace(found={})
+
+    def transposed(self) -> Tensor:
+        found: dict[str, Tensor] = self.held.found
+        return found.setdefault("weight", self.a.weight.t())
+
+
+class InTheMethod(Cached):
+    @functools.cache  # noqa: B019
+    def transposed(self) -> Tensor:
+        return self.a.weight.t()
+
+
+@pytest.mark.parametrize("kind", [InAnObject, InTheMethod])
+@pytest.mark.parametrize("called", [False, True])
+def test_cached_views_are_those_of_the_weights(kind: type[Cached], called: bool) -> None:
+    """Not of copies in their place, which would never learn."""
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(8, 6)
+    before = model(x) if called else None
+    condition_(model, x)
+    outputs = model(x)
+    if before is not None:
+        torch.testing.assert_close(outputs, before)
+    outputs.sum().backward()
+    assert model.a.weight.grad is not None
+    with torch.no_grad():
+        model.a.weight.mul_(2)
+    assert not torch.equal(model(x), outputs)
+
+
+@pytest.mark.parametrize("samples", [4, 400])
+def test_tensors_that_the_first_call_makes(samples: int) -> None:
+    """A large batch is captured without values: those must not stay in the model."""
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+            self.register_buffer("grid", None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.conv(x))
+            if self.grid is None:
+                self.grid = torch.linspace(0, 1, h.shape[-1])
+            return self.head(h) + self.grid
+
+    model, x = Grid(), torch.randn(samples, 3, 32, 32)
+    assert condition_(model, x).num_units == 4
+    assert model.grid is None
+    assert type(model(x)) is Tensor
