@@ -235,6 +235,15 @@ def test_values_and_places_of_a_maximum_are_outputs() -> None:
     assert find_symmetry(network(forward), batch()).num_units == 8
 
 
+def test_sparse_outputs_are_refused() -> None:
+    def forward(self: Any, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        return self.b(h), h.to_sparse()
+
+    with pytest.raises(UnsupportedModelError, match="returns a sparse tensor"):
+        condition_(network(forward), batch())
+
+
 def test_copies_that_are_no_list() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
     for copies in (3, model):

@@ -118,6 +118,8 @@ def _leaves(value: Any, caches: bool, seen: list[Any]) -> list[Any]:
     if value is None or type(value) in PLAIN or isinstance(value, (int, float, enum.Enum)):
         return [value]
     if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise HiddenOutputError("the model returns a sparse tensor: return it as a dense one")
         return [
             value,
             *(leaf for part in vars(value).values() for leaf in _leaves(part, caches, seen)),
