@@ -397,7 +397,7 @@ def smooth():
             f"{target}:net", "--pace", "keep", "--out", tmp_path / "kept.safetensors", "--json"
         )
         assert code == 0, err
-        assert "sum of the energies" in json.loads(text)["message"]
+        assert "sum of its energies" in json.loads(text)["message"]
         code, _, err = self.run(
             f"{target}:net",
             "--pace",
