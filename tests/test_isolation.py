@@ -150,3 +150,9 @@ def test_tensors_that_the_first_call_makes(samples: int) -> None:
     assert condition_(model, x).num_units == 4
     assert model.grid is None
     assert type(model(x)) is Tensor
+
+
+def test_a_large_tensor_that_is_an_attribute() -> None:
+    model = holding(lambda: torch.zeros(2**22 + 1), lambda held, y: y + held.add_(1)[:6])
+    assert condition_(model, torch.randn(8, 6)).num_units == 8
+    assert not model.held.any()

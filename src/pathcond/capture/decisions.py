@@ -257,17 +257,21 @@ def _source_of(frame: FrameType) -> str:
     return "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
 
 
+def _parse(source: str) -> ast.Module:
+    """A file's code; none where it is no Python."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
+
+
 @functools.lru_cache(maxsize=64)
 def _caught_lines(source: str) -> frozenset[int]:
     """The lines of a file on which an exception may be caught, after which the model goes on."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return frozenset()
     return frozenset(
         line
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Try)
+        for node in ast.walk(_parse(source))
+        if isinstance(node, (ast.Try, ast.TryStar))
         and not all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
         for statement in node.body
         for line in _lines(statement)
@@ -277,10 +281,7 @@ def _caught_lines(source: str) -> frozenset[int]:
 @functools.lru_cache(maxsize=64)
 def _checked_lines(source: str) -> frozenset[int]:
     """The lines of all tests in a file whose only consequence is an exception."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return frozenset()
+    tree = _parse(source)
     nodes = list(ast.walk(tree))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     found: set[int] = set()

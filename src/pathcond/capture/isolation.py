@@ -37,7 +37,7 @@ HOLDING_NOTHING = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionTyp
 OF_THE_PROCESS = frozenset(("queue", "threading", "logging", "multiprocessing", "concurrent"))
 LEVELS = 5  # of containers and objects in each other
 MANY = 10_000  # such things
-LARGE = 2**22  # numbers in a tensor
+LARGE = 2**22  # numbers in a tensor that lies inside of something
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
 
 class _Held:
     """What attributes hold, a few levels deep: contents of containers, attributes of objects,
-    values of tensors and arrays. A whole dataset among them is not copied.
+    values of tensors and arrays. A dataset that lies deeper than an attribute is not copied.
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -175,26 +175,26 @@ class _Held:
         self.arrays: list[tuple[Any, Any]] = []
         here = [value for value in values if type(value) not in PLAIN]
         seen: dict[int, Any] = {}
-        for _ in range(LEVELS):
+        for level in range(LEVELS):
             inside: list[Any] = []
             for value in here:
                 if id(value) not in seen and len(seen) < MANY:
                     seen[id(value)] = value  # which keeps its id its own
-                    inside += self._take(value)
+                    inside += self._take(value, LARGE if level else sys.maxsize)
             here = inside
 
-    def _take(self, value: Any) -> list[Any]:
-        """Note one value, and return what lies in it."""
+    def _take(self, value: Any, largest: int) -> list[Any]:
+        """Note one value, if it has no more numbers than so many, and return what lies in it."""
         if isinstance(value, Tensor):
             known = value.is_meta or value.is_inference() or isinstance(value, nn.Parameter)
-            if not known and value.numel() <= LARGE:
+            if not known and value.numel() <= largest:
                 self.tensors.append((value, value._version, value.detach().clone()))
             return []
         origin = type(value).__module__.partition(".")[0]
         if isinstance(value, HOLDING_NOTHING) or origin in OF_THE_PROCESS:
             return []
         if origin == "numpy":
-            if getattr(value, "size", LARGE + 1) <= LARGE and value.flags.writeable:
+            if 0 < getattr(value, "size", 0) <= largest and value.flags.writeable:
                 self.arrays.append((value, value.copy()))
             return []
         inside: list[Any] = []

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..errors import HiddenError, UnsupportedModelError
 from ..trees import tree_leaves, tree_map
 from .decisions import DecisionError, Origins, calling_module, only_raises, refuse, user_line
-from .isolation import PLAIN
+from .isolation import PLAIN, TABLES
 from .models import canonical_names
 from .nodes import Node, op_name, type_of
 
@@ -327,12 +327,11 @@ class Trace:
         computed from inputs and kept in an attribute is held as outputs are; weights that are
         computed from others (weight norm, pruning) are made anew in every call.
         """
-        tables = ("_parameters", "_buffers", "_modules")
         for module in model.modules():
             kept = [
                 value
                 for name, value in vars(module).items()
-                if name not in tables and not _is_empty(value)
+                if name not in TABLES and not _is_empty(value)
             ]
             self.hold(
                 tensor
