@@ -325,6 +325,27 @@ def test_what_other_ways_give_at_tuned_rates_is_that_of_the_rows() -> None:
     ) in page
 
 
+def test_what_the_path_kernel_gives_under_each_normalization_value_is_that_of_the_rows() -> None:
+    rows = tuned_rows()
+
+    def changes(setting: str, *values: str) -> list[int]:
+        return [change(rows, f"kernel-{value}", "as-is", setting) for value in values]
+
+    page = " ".join((ROOT / "docs/choosing.md").read_text().split())
+    full, paper, *others = changes("resnet20", "full", "paper", "absorb", "gain")
+    assert others == [0, 0]
+    assert f'ResNet-20 gains {-full} % by "full", {-paper} % by "paper" and nothing by' in page
+    absorb, full = changes("vit", "absorb", "full")
+    assert f'transformer gains {-absorb} % by "absorb" and loses {full} % by "full".' in page
+    absorb, *others = changes("cifar-nv-norm", "absorb", "full", "paper", "gain")
+    without = changes("cifar-nv", "absorb", "full", "paper", "gain")
+    assert (
+        f'CIFAR-NV with a last BatchNorm gains {-absorb} % by "absorb" and loses {min(others)} to '
+        f"{max(others)} % by the others; without one, all four end within "
+        f"{max(map(abs, without))} % of the network as it was"
+    ) in page
+
+
 def test_gains_at_tuned_rates_are_those_of_the_rows() -> None:
     rows = tuned_rows()
     gains = {}
