@@ -19,8 +19,10 @@ from pathcond.rows import Row, Rows
 from pathcond.rules import RULES
 from pathcond.rules.document import page
 from pathcond_paper import FIGURES, document
-from pathcond_paper.figures import mlp_depth, tuned
+from pathcond_paper.figures import mlp_depth
 from pathcond_paper.sweep.selection import where
+from pathcond_paper.tuning import best
+from pathcond_paper.tuning.settings import SETTINGS
 
 from .cases import CASES
 from .strategies import DRAWS_ALL
@@ -162,13 +164,12 @@ def test_losses_at_equal_rates_are_those_of_the_rows() -> None:
     rows = tuned_rows()
 
     found = {
-        name: tuned.at_equal_rates(rows, name, tuned.find_default(rows, name))
-        for name in tuned.SETTINGS
+        name: best.at_equal_rates(rows, name, best.find_default(rows, name)) for name in SETTINGS
     }
     assert all(found.values())
     assert [name for name, ratios in found.items() if max(ratios) > 1.01] == ["resnet20"]
     slower = [
-        f"{100 * (max(tuned.at_equal_rates(rows, name, method, 1)) - 1):.0f} %"
+        f"{100 * (max(best.at_equal_rates(rows, name, method, 1)) - 1):.0f} %"
         for name, method in (("resnet20", "layers"), ("cifar-nv", "layers"), ("resnet20", "norms"))
     ]
     page = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
@@ -178,7 +179,7 @@ def test_losses_at_equal_rates_are_those_of_the_rows() -> None:
         f"`BalancedLayers(front=1/3)` has up to {slower[0]} more loss on ResNet-20 and {slower[1]} "
         f"on CIFAR-NV, `BalancedNorms()` up to {slower[2]} on ResNet-20"
     ) in page
-    default = tuned.tuned(rows, "ae-sgd", "layers")
+    default = best.find_tuned(rows, "ae-sgd", "layers")
     assert default is not None
     assert default.curve[2.0] == math.inf
     assert default.rate == 1
@@ -186,7 +187,7 @@ def test_losses_at_equal_rates_are_those_of_the_rows() -> None:
 
 def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
     rows = tuned_rows()
-    by_title = {setting.title: name for name, setting in tuned.SETTINGS.items()}
+    by_title = {setting.title: name for name, setting in SETTINGS.items()}
 
     def stated(page: str, methods: tuple[str, ...]) -> int:
         lines = re.findall(r"^\| ([^|]+, \w+) \| (\d.*) \|$", (ROOT / page).read_text(), re.M)
@@ -195,18 +196,18 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
             for title, cells in lines
         }
         for setting, cells in told.items():
-            kernel = "kernel-absorb" if tuned.SETTINGS[setting].normed else "kernel-full"
-            names = {"": tuned.find_default(rows, setting), "kernel": kernel}
+            kernel = "kernel-absorb" if SETTINGS[setting].normed else "kernel-full"
+            names = {"": best.find_default(rows, setting), "kernel": kernel}
             for method, cell in zip(methods, cells, strict=True):
-                found = tuned.tuned(rows, setting, names.get(method, method))
-                planned = names.get(method, method) in tuned.SETTINGS[setting].list_methods()
+                found = best.find_tuned(rows, setting, names.get(method, method))
+                planned = names.get(method, method) in SETTINGS[setting].list_methods()
                 absent = "not run" if planned else "–"
                 expected = absent if found is None else f"{found.loss:.3f}"
                 assert cell.strip(" *") == expected, (page, setting, method)
         return len(told)
 
     columns = ("as-is", "", "paper", "kernel", "norms", "curvature", "layers", "searched")
-    assert stated("docs/choosing.md", columns) == len(tuned.SETTINGS)
+    assert stated("docs/choosing.md", columns) == len(SETTINGS)
     assert stated("README.md", ("as-is", "", "searched")) == 4
     for name, setting, method in (
         ("README.md", "cifar-nv", "layers-batch"),
@@ -215,7 +216,7 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
         ("docs/choosing.md", "resnet20", "layers"),
         ("docs/choosing.md", "vit", "layers"),
     ):
-        found = [tuned.tuned(rows, setting, method), tuned.tuned(rows, setting, "as-is")]
+        found = [best.find_tuned(rows, setting, method), best.find_tuned(rows, setting, "as-is")]
         ours, as_is = (f"{100 * mean(one.accuracies):.1f} %" for one in found if one is not None)
         text = " ".join((ROOT / name).read_text().split()).replace("accuracy ", "")
         assert f"{ours} instead of {as_is}" in text, (name, setting)
@@ -223,17 +224,17 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
 
 def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
     rows = tuned_rows()
-    searched = [name for name in tuned.SETTINGS if tuned.tuned(rows, name, "searched")]
+    searched = [name for name in SETTINGS if best.find_tuned(rows, name, "searched")]
 
     def shares(method: str) -> dict[str, float]:
-        return {name: tuned.share(rows, name, method) or 0.0 for name in searched}
+        return {name: best.share(rows, name, method) or 0.0 for name in searched}
 
     def percent(values: Iterable[float]) -> str:
         return f"{100 * mean([*values]):.0f} %"
 
     page = " ".join((ROOT / "docs/choosing.md").read_text().split())
-    default = shares(tuned.DEFAULT)
-    chosen = [share for name, share in default.items() if not tuned.SETTINGS[name].held_out]
+    default = shares(best.DEFAULT)
+    chosen = [share for name, share in default.items() if not SETTINGS[name].held_out]
     assert len(searched) == len(chosen) + 2 == 9
     autoencoder, funnel = (
         f"{percent([default[name]])} of a gain of {-change(rows, 'searched', 'as-is', name)} %"
@@ -247,7 +248,7 @@ def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
     ) in page
     full = shares("layers")
     compared = [
-        (tuned.tuned(rows, n, "layers"), tuned.tuned(rows, n, "as-is")) for n in tuned.SETTINGS
+        (best.find_tuned(rows, n, "layers"), best.find_tuned(rows, n, "as-is")) for n in SETTINGS
     ]
     assert all(ours.loss <= as_is.loss for ours, as_is in compared if ours and as_is)
     assert f"and it has {percent(full.values())} of the searched gain" in page
@@ -265,7 +266,7 @@ def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
 
 def change(rows: list[Row], method: str, beside: str, setting: str) -> int:
     """Of the loss by a method, each at its own best rate, in percent of that by another."""
-    ours, other = (tuned.tuned(rows, setting, name) for name in (method, beside))
+    ours, other = (best.find_tuned(rows, setting, name) for name in (method, beside))
     assert ours is not None, (method, setting)
     assert other is not None, (beside, setting)
     return round(100 * (ours.loss / other.loss - 1))
@@ -298,24 +299,22 @@ def test_what_other_ways_give_at_tuned_rates_is_that_of_the_rows() -> None:
         f"{paper[4]} % more on the fifth; {-resnet} % less on ResNet-20, {without} % more on "
         f"CIFAR-NV, {with_norm} % more with a last BatchNorm"
     ) in page
-    curvature = tuned.tuned(rows, "resnet20", "curvature")
+    curvature = best.find_tuned(rows, "resnet20", "curvature")
     assert curvature is not None
     assert f"more on ResNet-20 ({100 * mean(curvature.accuracies):.1f} % accuracy)" in page
     for name in ("cifar-nv", "cifar-nv-norm"):
-        ours, as_is = (tuned.tuned(rows, name, method) for method in ("curvature", "as-is"))
+        ours, as_is = (best.find_tuned(rows, name, method) for method in ("curvature", "as-is"))
         assert ours is not None
         assert as_is is not None
         assert ours.rate == 8 * as_is.rate
     worst = max(changes("curvature", "as-is", ("vit", "language-model")))
     assert f"on transformers it loses up to {worst} %" in page
-    better = {name for name in tuned.SETTINGS if change(rows, "lsuv", "as-is", name) < 0}
-    best = {
-        name
-        for name in tuned.SETTINGS
-        if change(rows, "lsuv", tuned.find_default(rows, name), name) < 0
+    better = {name for name in SETTINGS if change(rows, "lsuv", "as-is", name) < 0}
+    ahead = {
+        name for name in SETTINGS if change(rows, "lsuv", best.find_default(rows, name), name) < 0
     }
-    assert best == {"resnet20", "language-model"}
-    assert better == {*best, "cifar-nv-norm"}
+    assert ahead == {"resnet20", "language-model"}
+    assert better == {*ahead, "cifar-nv-norm"}
     resnet, language, with_norm = changes(
         "lsuv", "as-is", ("resnet20", "language-model", "cifar-nv-norm")
     )
@@ -349,9 +348,11 @@ def test_what_the_path_kernel_gives_under_each_normalization_value_is_that_of_th
 def test_gains_at_tuned_rates_are_those_of_the_rows() -> None:
     rows = tuned_rows()
     gains = {}
-    for name in tuned.SETTINGS:
-        methods = ("as-is", tuned.find_default(rows, name))
-        as_is, ours = (one.loss for method in methods if (one := tuned.tuned(rows, name, method)))
+    for name in SETTINGS:
+        methods = ("as-is", best.find_default(rows, name))
+        as_is, ours = (
+            one.loss for method in methods if (one := best.find_tuned(rows, name, method))
+        )
         assert ours < as_is
         gains[name] = 100 * (1 - ours / as_is)
     little = ("mlp-bn-sgd", "mlp-sgd", "funnel-momentum", "vit", "language-model", "cifar-ae-adam")

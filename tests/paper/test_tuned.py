@@ -25,6 +25,8 @@ from pathcond_paper.training.recipe import Recipe, Run
 from pathcond_paper.training.searching import search
 from pathcond_paper.training.starting import Starts
 from pathcond_paper.training.training import Data, train
+from pathcond_paper.tuning import best, comparison
+from pathcond_paper.tuning.settings import METHODS, SEARCHED, SMOKE
 
 BUILD = partial(mlp, (12, 3, 12), inputs=64, outputs=64)
 SCALES = (0.7, -0.4, 1.1)
@@ -65,9 +67,9 @@ def test_rates_of_parameters_make_the_steps_of_a_rescaled_network(digits: Data) 
 
 
 def test_every_start_but_lsuv_is_the_same_function(digits: Data) -> None:
-    starts = Starts(recipe(**tuned.METHODS), digits.x[:32])
+    starts = Starts(recipe(**METHODS), digits.x[:32])
     before = starts.of("as-is", 3).model(digits.test_x)
-    for method in set(tuned.METHODS) - {"lsuv", *tuned.SEARCHED}:
+    for method in set(METHODS) - {"lsuv", *SEARCHED}:
         start = starts.of(method, 3)
         torch.testing.assert_close(start.model(digits.test_x), before, rtol=1e-4, atol=1e-4)
         assert method == "as-is" or start.describe_scales()["max_log_scale"] > 0.1
@@ -104,8 +106,8 @@ def test_the_search_is_no_worse_than_leaving_the_network_as_it_is(digits: Data) 
 def test_the_grid_grows_until_the_best_rate_is_inside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    setting = replace(tuned.SMOKE["smoke-digits-ae-sgd"], rates=(0.01, 0.02), candidates=0)
-    monkeypatch.setitem(tuned.SMOKE, "smoke-digits-ae-sgd", setting)
+    setting = replace(SMOKE["smoke-digits-ae-sgd"], rates=(0.01, 0.02), candidates=0)
+    monkeypatch.setitem(SMOKE, "smoke-digits-ae-sgd", setting)
     jobs = [
         {"setting": "smoke-digits-ae-sgd", "method": "as-is", "seed": seed} for seed in (0, 1, 2)
     ]
@@ -114,7 +116,7 @@ def test_the_grid_grows_until_the_best_rate_is_inside(
     }
     rates = results[0]["learning_rate"]
     assert rates == sorted(rates)
-    assert max(rates) == 0.02 * 2**tuned.EXTENSIONS  # slower than any good rate to begin with
+    assert max(rates) == 0.02 * 2**comparison.EXTENSIONS  # slower than any good rate to begin with
     best = min(rates, key=lambda rate: results[0]["test_loss"][rates.index(rate)])
     assert results[1]["learning_rate"] == results[2]["learning_rate"] == [best / 2, best, 2 * best]
 
@@ -124,14 +126,14 @@ def test_what_was_chosen_in_an_earlier_sweep_is_not_trained_again(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "smoke-digits-ae-sgd"
-    monkeypatch.setitem(tuned.SMOKE, name, replace(tuned.SMOKE[name], rates=(0.25, 0.5, 1.0)))
+    monkeypatch.setitem(SMOKE, name, replace(SMOKE[name], rates=(0.25, 0.5, 1.0)))
     jobs = [{"setting": name, "method": method, "seed": seed} for seed in (0, 1)]
     whole = list(tuned.run(jobs, Place(), lambda share, what: None))
     first = Row(whole[0][0], whole[0][1], {})
     trained: list[Run] = []
-    train = tuned.train
+    train = comparison.train
     monkeypatch.setattr(
-        tuned, "train", lambda runs, *rest: trained.extend(runs) or train(runs, *rest)
+        comparison, "train", lambda runs, *rest: trained.extend(runs) or train(runs, *rest)
     )
     ((job, result),) = tuned.run(jobs[1:], Place(rows=[first]), lambda share, what: None)
     assert job == jobs[1]
@@ -145,10 +147,10 @@ def test_only_the_default_leaves_its_criterion_open() -> None:
     """Else a method would become another when the library's default changes."""
     open_ones = {
         name
-        for name, method in tuned.METHODS.items()
+        for name, method in METHODS.items()
         if method.condition is not None and "criterion" not in method.condition
     }
-    assert open_ones == {name for name in tuned.METHODS if name.startswith("default")}
+    assert open_ones == {name for name in METHODS if name.startswith("default")}
 
 
 def test_methods_are_told_at_the_best_of_three_rates() -> None:
@@ -161,12 +163,12 @@ def test_methods_are_told_at_the_best_of_three_rates() -> None:
         row("ae-sgd", "searched", 0, {1.0: 0.3}),
         row("ae-sgd", "searched", 1, {1.0: 0.34}),
     ]
-    found = tuned.tuned(rows, "ae-sgd", "as-is")
+    found = best.find_tuned(rows, "ae-sgd", "as-is")
     assert found is not None
     assert (found.rate, found.losses) == (2.0, [0.45, 0.43])
     assert found.width == pytest.approx(math.log10(2))  # 0.404 is within 1 % of 0.4
-    assert tuned.share(rows, "ae-sgd", "norms") == pytest.approx((0.44 - 0.36) / (0.44 - 0.34))
-    assert tuned.share(rows, "ae-sgd", "lsuv") is None
+    assert best.share(rows, "ae-sgd", "norms") == pytest.approx((0.44 - 0.36) / (0.44 - 0.34))
+    assert best.share(rows, "ae-sgd", "lsuv") is None
     assert "80%" in tuned.table(rows)
     assert tuned.plot(rows)["tuned"].axes
 
@@ -180,7 +182,7 @@ def test_a_comparison_of_some_methods_is_told_and_drawn(methods: list[str]) -> N
         for seed in (0, 1)
     ]
 
-    assert tuned.METHODS[methods[0]].title in tuned.table(rows)
+    assert METHODS[methods[0]].title in tuned.table(rows)
     assert [*tuned.plot(rows)] == ["tuned"]
     assert all(claim.verdict == "not run" for claim in tuned.claims(rows))
 

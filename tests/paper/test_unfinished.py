@@ -16,6 +16,8 @@ from pathcond_paper.training import training, unfinished
 from pathcond_paper.training.methods import METHODS
 from pathcond_paper.training.training import Data, Recipe, Run, train, train_jobs
 from pathcond_paper.training.unfinished import Unfinished
+from pathcond_paper.tuning import comparison
+from pathcond_paper.tuning.settings import SMOKE
 
 JOB: Job = {
     "method": "baseline",
@@ -113,9 +115,9 @@ def test_a_comparison_that_was_stopped_goes_on(
 ) -> None:
     """While the first seed chose the rate, or after that, when its row is there."""
     name = "smoke-digits-ae-sgd"
-    setting = replace(tuned.SMOKE[name], rates=(0.25, 0.5, 1.0, 2.0), at_once=1)
-    monkeypatch.setitem(tuned.SMOKE, name, setting)
-    monkeypatch.setattr(tuned, "EXTENSIONS", 0)
+    setting = replace(SMOKE[name], rates=(0.25, 0.5, 1.0, 2.0), at_once=1)
+    monkeypatch.setitem(SMOKE, name, setting)
+    monkeypatch.setattr(comparison, "EXTENSIONS", 0)
     jobs = [{"setting": name, "method": method, "seed": seed} for seed in (0, 1)]
     trained: list[Run] = []
     searched: list[int] = []
@@ -131,10 +133,10 @@ def test_a_comparison_that_was_stopped_goes_on(
         searched.append(1)
         return found_scales(*arguments)
 
-    found_scales = tuned.search
+    found_scales = comparison.search
     expected = [result for _, result in tuned.run(jobs, Place(), Progress())]
-    monkeypatch.setattr(tuned, "train", train_until_stopped)
-    monkeypatch.setattr(tuned, "search", search)
+    monkeypatch.setattr(comparison, "train", train_until_stopped)
+    monkeypatch.setattr(comparison, "search", search)
     rows: list[Row] = []
 
     def go_on() -> None:
