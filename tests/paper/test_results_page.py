@@ -54,6 +54,7 @@ class Fake(SimpleNamespace):
         for name in self.drawings:
             drawings[name], (axes,) = panels(1, 1)
             axes.plot([row.result["value"] for row in rows])
+            drawings[name].set_label(f"What {name} shows")
         return drawings
 
     def table(self, rows: Sequence[Row]) -> str:
@@ -70,8 +71,10 @@ class Fake(SimpleNamespace):
         note = rows[0].result.get("note", "")
         told = f"at most {most} {note}"
         return [
-            Claim.judge(paper[0], True, told, f"more {note}", ours=f"us {note}"),
-            Claim.judge(paper[1], False, ""),
+            Claim.judge(
+                paper[0], True, told, f"more {note}", bound=f"below 1 {note}", ours=f"us {note}"
+            ),
+            Claim.judge(paper[1], False, "", bound="fewer"),
         ]
 
 
@@ -155,7 +158,7 @@ def test_narrow_screens_get_panels_below_each_other(folder: Path) -> None:
 def test_the_summary_counts_every_claim(folder: Path) -> None:
     figures = results.gather(folder)
     counts = results.counts([claim for figure in figures for claim in figure.claims])
-    assert counts == {"reproduced": 2, "not reproduced": 2, "not run": 2}
+    assert counts == {"reproduced": 2, "not reproduced": 2, "met": 0, "missed": 0, "not run": 2}
     shown = re.findall(
         r'<div><b>(\d+)</b><span class="badge [\w-]+">([\w ]+)</span>', results.page(folder)
     )
@@ -185,15 +188,16 @@ def test_origins_are_summarised(folder: Path) -> None:
     assert third.made.facts == {
         "device": "a processor, a GPU",
         "versions": "pathcond 0.1; torch 2.11; python 3.11",
+        "commit": "not recorded (3 rows)",
         "date": "2025-01-31 to 2025-02-01",
-        "time of all runs": "1 h 1 min",
+        "time of all runs": "1 min 0 s on a processor, 1 h 0 min on a GPU",
     }
 
 
 def test_commits_of_rows_are_shown_and_rows_without_one_are_counted(folder: Path) -> None:
     before = results.gather(folder)[2]
     assert before.made is not None
-    assert "commit" not in before.made.facts
+    assert before.made.facts["commit"] == f"not recorded ({len(before.rows)} rows)"
     add(folder, "third", 2, {"value": 0.5}, commit="0123456789abcdef")
     add(folder, "third", 3, {"value": 0.5}, commit="0123456789abcdef+changes")
     add(folder, "third", 4, {"value": 0.5}, commit=None)

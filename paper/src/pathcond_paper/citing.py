@@ -30,6 +30,8 @@ PLACES = {
     "fig:timing": "Figure 6",
     "fig:timing_mlp": "Figure 7",
     "fig:toy_example": "Figure 1",
+    "sec:add_faster": "Appendix K",
+    "sec:add_generalize": "Appendix L",
     "sec:app_timing": "Appendix H.1",
     "sec:arch_stats": "Appendix I",
     "sec:bcd_nb": "Appendix H.2",
@@ -41,9 +43,10 @@ PLACES = {
     "sec:regimes": "Section 5.4",
     "sec:sketch_simple_example": "Section 2",
     "sec:timing": "Section 5.3",
+    "subsec:algo": "Section 4.3",
     "tab:architecture_stats": "Table 1",
 }
-LABEL = re.compile(r"\b(?:def|eq|fig|sec|tab):\w+")
+LABEL = re.compile(r"\b(?:def|eq|fig|(?:sub)?sec|tab):\w+")
 
 
 def cite(text: str) -> str:

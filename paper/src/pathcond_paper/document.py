@@ -27,9 +27,8 @@ HEAD = """# The paper, reproduced
 Every figure and table of the paper with its claims: reproduced, not reproduced, or not run. The
 verdict is on the paper's method as its authors published it, by the numbers that stand first; what
 this library does in its place is said apart. Where the paper gives no number to hold a sentence
-against, the bound that decides is ours ("about 20 epochs earlier": at least 10; "smaller": by more
-than 0.1 %; "grows": a rank correlation below -0.1; "linear": an exponent of at most 1.2) and stands
-in the `claims` of the figure's module. Generated from the rows of results by `make docs`; `pathcond
+against, the bound that decides is ours; it stands with each claim, under "More on these claims".
+Goals of our own are met or missed. Generated from the rows of results by `make docs`; `pathcond
 report` makes a page of the same with all numbers.
 """
 
@@ -65,7 +64,9 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
     yield f"## {_text(figure.title)}\n"
     for name in figure.drawings:
         path = Path(os.path.relpath(folder / f"{name}.png", out.parent)).as_posix()
-        yield f"![{_text(figure.title)}]({quote(path)})\n"
+        caption = _text(str(figure.drawings[name].get_label()))
+        yield f"![{caption}]({quote(path)})\n"
+        yield f"{caption}\n"
     claims = [
         (_text(claim.paper), _text(claim.decides or "–"), f"**{claim.verdict}**")
         for claim in figure.claims
@@ -89,9 +90,9 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
 def _note(claim: Claim) -> str:
     """The details of a claim and what the library does, as an entry of a list."""
     ours = f" **This library:** {_text(claim.ours)}" if claim.ours else ""
-    if not claim.details and not ours:
+    if not claim.more and not ours:
         return ""
-    return f"- *{_text(claim.paper)}* {_text(claim.details)}{ours}\n"
+    return f"- *{_text(claim.paper)}* {_text(claim.more)}{ours}\n"
 
 
 def _not_run(figures: list[Reproduction]) -> Iterator[str]:

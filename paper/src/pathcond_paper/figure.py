@@ -29,7 +29,8 @@ __all__ = [
 
 Preset = Literal["smoke", "cpu", "paper"]
 PRESETS: tuple[Preset, ...] = ("smoke", "cpu", "paper")
-Verdict = Literal["reproduced", "not reproduced", "not run"]
+# of the paper's claims, and of goals of our own
+Verdict = Literal["reproduced", "not reproduced", "met", "missed", "not run"]
 # the share that is done, and a few words on what is being done
 Progress = Callable[[float, str], object]
 
@@ -54,20 +55,23 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence of the paper beside what was measured.
+    """A sentence of the paper, or a goal of our own, beside what was measured.
 
     Attributes:
         paper: What it says, with its label.
         verdict: On the method as published; "not run" if rows are missing.
         decides: The numbers that the verdict goes by, in at most 25 words.
         details: All others, with seeds and spread.
-        ours: What the library does in place of the paper's method, where that is another thing.
+        bound: Up to where the verdict is a good one, which the sentence may leave open.
+        ours: What the library does in place of the paper's method, where that is another thing, in
+            at most 25 words.
     """
 
     paper: str
     verdict: Verdict
     decides: str = ""
     details: str = ""
+    bound: str = ""
     ours: str = ""
 
     @classmethod
@@ -76,11 +80,32 @@ class Claim:
 
     @classmethod
     def judge(
-        cls, paper: str, holds: bool, decides: str, details: str = "", *, ours: str = ""
+        cls,
+        paper: str,
+        holds: bool,
+        decides: str,
+        details: str = "",
+        *,
+        bound: str,
+        ours: str = "",
+        goal: bool = False,
     ) -> Claim:
-        """Reproduced, or not."""
-        verdict: Verdict = "reproduced" if holds else "not reproduced"
-        return cls(paper=paper, verdict=verdict, decides=decides, details=details, ours=ours)
+        """Reproduced or not; a goal is met or missed."""
+        good: Verdict = "met" if goal else "reproduced"
+        bad: Verdict = "missed" if goal else "not reproduced"
+        return cls(
+            paper=paper,
+            verdict=good if holds else bad,
+            decides=decides,
+            details=details,
+            bound=f"{good.capitalize()} if {bound}.",
+            ours=ours,
+        )
+
+    @property
+    def more(self) -> str:
+        """What is folded away beneath the numbers that decide."""
+        return " ".join(filter(None, (self.details, self.bound)))
 
 
 class Figure(Protocol):
@@ -88,8 +113,9 @@ class Figure(Protocol):
 
     Attributes:
         DATASETS: By preset, names of the data sets that ``run`` reads; empty if it makes its own.
-        CHANGED: By method, the day since which its runs are made as they are now: the page tells
-            how many rows are older. A figure without it has none.
+        CHANGED: By method, or by part where a figure has no methods, the day since which its runs
+            are made as they are now: the page tells how many rows are older. A figure without it
+            has none.
     """
 
     DATASETS: Mapping[Preset, Sequence[str]]
@@ -107,7 +133,7 @@ class Figure(Protocol):
 
     def plot(self, rows: Sequence[Row]) -> dict[str, Drawing]:
         """Drawings by file name without suffix, the figure's own name first; whatever rows there
-        are.
+        are. The label of a drawing is its caption.
         """
 
     def table(self, rows: Sequence[Row]) -> str:

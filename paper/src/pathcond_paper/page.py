@@ -4,6 +4,7 @@ and how it was made.
 
 from __future__ import annotations
 
+import re
 import shlex
 from base64 import b64encode
 from collections import Counter
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pathcond.report.page import render
-from pathcond.rows import Row, Rows, RowsError
+from pathcond.rows import Job, Row, Rows, RowsError
 
 from . import FIGURES, load
 from .citing import cite
@@ -33,8 +34,7 @@ ABOUT = {
     "toy": "A single neuron, trained from three starts as it is and conditioned: how fast the loss "
     "falls, and which way the weights and the function take.",
     "mlp-depth": "How many passes over the data networks of 2 to 8 hidden layers need until they "
-    "classify 99 % of the training images right; fewer is better. An open marker at the top is a "
-    "run that did not get there; a line that seems to be missing lies under another.",
+    "classify 99 % of the training images right; fewer is better.",
     "cifar-nv": "Training and test accuracy of a convolutional network, epoch by epoch; higher is "
     "better. Two networks: the one that the authors trained, and the one that their text "
     "describes.",
@@ -56,6 +56,8 @@ ABOUT = {
 MEANINGS: dict[Verdict, str] = {
     "reproduced": "our runs of the paper's method agree with its sentence",
     "not reproduced": "our runs of the paper's method do not agree with it",
+    "met": "a goal of our own that our runs reach",
+    "missed": "a goal of our own that they do not reach",
     "not run": "there are no runs to tell by",
 }
 SAID_APART = ("command", "commit", "date", "seconds", *VERSIONS)
@@ -223,18 +225,19 @@ def _made(sweep: Sweep, rows: Sequence[Row]) -> Made:
         f"{key} {', '.join(found)}" for key in VERSIONS if (found := _distinct(origins, key))
     ]
     days = sorted({date[:10] for date in _distinct(origins, "date")})
-    seconds = [s for origin in origins if isinstance(s := origin.get("seconds"), int | float)]
     facts |= {"versions": "; ".join(versions)} if versions else {}
-    facts |= {"commit": commits} if (commits := _commits(origins)) else {}
+    facts["commit"] = _commits(origins)
     older = _older(rows, getattr(sweep.figure, "CHANGED", {}))
     facts |= {"older than the code they depend on": older} if older else {}
     facts |= {"date": " to ".join(dict.fromkeys((days[0], days[-1])))} if days else {}
-    facts |= {"time of all runs": _duration(sum(seconds))} if seconds else {}
+    facts |= {"time of all runs": spent} if (spent := _spent(origins)) else {}
     smaller = "" if sweep.preset == "paper" else ", smaller than the paper's"
     return Made(
         runs=f"{count} runs of the preset {sweep.preset}{smaller}",
         left=describe_jobs(missing, sweep.jobs),
-        commands=tuple(_distinct(origins, "command")),
+        commands=tuple(
+            dict.fromkeys(_today(command, sweep.jobs) for command in _distinct(origins, "command"))
+        ),
         facts=facts,
     )
 
@@ -247,11 +250,11 @@ def _older(rows: Sequence[Row], changed: Mapping[str, str]) -> str:
     >>> _older(rows, {"paper": "2026-11-15"})
     '2 rows of paper, which changed on 2026-11-15'
     """
+    kinds = [(str(row.job.get("method", row.job.get("part"))), row.origin) for row in rows]
     counted = Counter(
-        row.job["method"]
-        for row in rows
-        if row.job.get("method") in changed
-        and str(row.origin.get("date", "")) < changed[row.job["method"]]
+        kind
+        for kind, origin in kinds
+        if kind in changed and str(origin.get("date", "")) < changed[kind]
     )
     return ", ".join(
         f"{count:,} row{'s' * (count != 1)} of {method}, which changed on {changed[method][:10]}"
@@ -260,14 +263,12 @@ def _older(rows: Sequence[Row], changed: Mapping[str, str]) -> str:
 
 
 def _commits(origins: Sequence[dict[str, Any]]) -> str:
-    """The commits that rows were made at, with their numbers of rows; empty if no row has one.
+    """The commits that rows were made at, with their numbers of rows.
 
     >>> _commits([{"commit": "c" * 40}, {"commit": None}, {}])
     'cccccccccccc (1 row), not recorded (2 rows)'
     """
     counted = Counter(origin.get("commit") for origin in origins)
-    if not any(counted):
-        return ""
     return ", ".join(
         f"{_short(commit)} ({count:,} row{'s' * (count != 1)})" for commit, count in counted.items()
     )
@@ -283,6 +284,39 @@ def _short(commit: object) -> str:
         return "not recorded"
     digits, plus, changes = str(commit).partition("+")
     return f"{digits[:12]}{plus}{changes}"
+
+
+def _today(command: str, jobs: Sequence[Job]) -> str:
+    """A command as it is given now: by the program's name, without methods that are gone.
+
+    >>> jobs = [{"method": "paper"}, {"method": "exact"}]
+    >>> _today("python -m pathcond.experiments reproduce toy --only method=old,exact", jobs)
+    'python -m pathcond_paper reproduce toy --only method=exact'
+    """
+    methods = {job.get("method") for job in jobs}
+
+    def keep(found: re.Match[str]) -> str:
+        return ",".join(name for name in found[0].split(",") if name in methods) or found[0]
+
+    command = command.replace("python -m pathcond.experiments ", "python -m pathcond_paper ")
+    return re.sub(r"(?<=--only method=)[\w,-]+", keep, command)
+
+
+def _spent(origins: Sequence[dict[str, Any]]) -> str:
+    """The time of all runs, device by device where there are several.
+
+    >>> _spent([{"device": "A", "seconds": 90}, {"device": "B", "seconds": 5}])
+    '1 min 30 s on A, 5.0 s on B'
+    """
+    seconds: dict[str, float] = {}
+    for origin in origins:
+        found = origin.get("seconds")
+        if isinstance(found, int | float):
+            device = str(origin.get("device", "an unknown device"))
+            seconds[device] = seconds.get(device, 0.0) + found
+    if len(seconds) < 2:
+        return "".join(map(_duration, seconds.values()))
+    return ", ".join(f"{_duration(found)} on {device}" for device, found in seconds.items())
 
 
 def _distinct(origins: Sequence[dict[str, Any]], key: str) -> list[str]:
@@ -309,7 +343,7 @@ def _images(figure: Reproduction) -> Iterator[dict[str, Any]]:
     for name, drawing in figure.drawings.items():
         width, height = drawing.get_size_inches()
         yield {
-            "name": name,
+            "caption": str(drawing.get_label()),
             "source": _address(drawing),
             "stacked": _address(narrow[name]),
             "width": round(96 * width),

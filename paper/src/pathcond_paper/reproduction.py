@@ -207,7 +207,7 @@ def _as_text(sweep: Sweep, rows: Sequence[Row]) -> str:
         return "\n".join([*lines, "No verdicts: these runs only show that all of it runs."])
     for claim in sweep.figure.claims(rows):
         lines += [f"{claim.verdict}: {cite(claim.paper)}"]
-        lines += [f"    {cite(line)}" for line in (claim.decides, claim.details) if line]
+        lines += [f"    {cite(line)}" for line in (claim.decides, claim.more) if line]
         lines += [f"    This library: {claim.ours}"] if claim.ours else []
     return "\n".join(lines)
 

@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from pathcond.networks import cifar_nv
@@ -38,6 +39,9 @@ LONGER = {1e-4: 500 / 128}  # the smallest learning rate is given more epochs
 OTHER_RATES = (1e-2, 5e-4, 1e-4)
 CHANNELS = {"cifar10": 3, "digits": 1}
 NEAR_80 = 78.0  # %, of best test accuracy
+LEVELS = (0.9, 0.95, 0.98, 0.99, 0.999)  # of training accuracy at which runs are compared
+NEAR_OPTIMAL = 0.99  # the one that decides, as with the MLPs
+ABOUT_20 = 15  # epochs
 SMOOTHING = 0.2  # weight of a new epoch in the curves
 CHANGED = SINCE
 DATASETS: dict[Preset, tuple[str, ...]] = {
@@ -208,9 +212,32 @@ def _drawing(rows: Sequence[Row], variant: Variant) -> Drawing:
                 curves = [smooth([factor * value for value in row.result[key]]) for row in found]
                 band(panel, range(1, len(curves[0]) + 1), curves, **method_style(method))
         panel.set(xlabel="epoch", ylabel=title)
-    axes[1].set_title(f"{variant.name}, learning rate {rows[0].job['learning_rate']:g}")
+    rate = rows[0].job["learning_rate"]
+    axes[0].set_title(f"{variant.name}, learning rate {rate:g}", loc="left")
     legend_below(drawing, axes)
+    label = "fig:cifar10_conv" if rate == RATE else "fig:generalize_all_lrs"
+    same = coinciding({method: where(rows, method=method) for method in METHODS})
+    drawing.set_label(
+        f"{label}, CIFAR-NV {variant.name}, learning rate {rate:g}: training loss, training and "
+        f"test accuracy, smoothed; bands are deviations over seeds.{same}"
+    )
     return drawing
+
+
+def coinciding(by_method: dict[str, list[Row]]) -> str:
+    """Which curves of training loss lie under others, as a sentence; empty if none do."""
+    ends = {
+        method: mean([mean(row.result["train_loss"]) for row in rows])
+        for method, rows in by_method.items()
+        if rows
+    }
+    pairs = [
+        (one, other)
+        for one, other in combinations(ends, 2)
+        if abs(ends[one] - ends[other]) < 0.01 * ends[other]
+    ]
+    told = "; ".join(f"{METHODS[one].title} and {METHODS[other].title}" for one, other in pairs)
+    return f" Curves that coincide: {told}." if told else ""
 
 
 def best(rows: Sequence[Row]) -> list[float]:
@@ -242,7 +269,9 @@ def _line(title: str, rows: Sequence[Row], variant: Variant) -> str:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """What sec:generalize says, of both networks, the published one first."""
+    """What sec:experiments, sec:generalize and sec:add_generalize say, of both networks, the
+    published one first.
+    """
     return [
         claim
         for variant in VARIANTS
@@ -250,9 +279,11 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         for here in [where(there, learning_rate=RATE)]
         for in_float32 in [PRECISE.select(rows) if variant is PUBLISHED else []]
         for claim in (
-            _better(here, variant, in_float32),
+            _better(here, there, variant, in_float32),
             _earlier(here, variant),
+            _generalizes(here, variant),
             _rates(there, variant),
+            _converges(there, variant),
         )
     ]
 
@@ -267,7 +298,9 @@ def _gain(rows: Sequence[Row], method: str) -> float:
     )
 
 
-def _better(rows: Sequence[Row], variant: Variant, in_float32: Sequence[Row]) -> Claim:
+def _better(
+    rows: Sequence[Row], at_all_rates: Sequence[Row], variant: Variant, in_float32: Sequence[Row]
+) -> Claim:
     text = (
         f"CIFAR-NV {variant.name}: PathCond reaches 80 % best test accuracy, baseline and ENorm "
         "77 % (sec:generalize)"
@@ -284,14 +317,21 @@ def _better(rows: Sequence[Row], variant: Variant, in_float32: Sequence[Row]) ->
 
         return tell_each(methods, accuracy)
 
-    details = [f"{accuracies(rows, METHODS)}.", _count_dead(rows, variant)]
-    if in_float32:
-        details.append(f"In float32: {accuracies(in_float32, METHODS)}.")
+    precision = (
+        f"in float32 {accuracies(in_float32, METHODS)}" if in_float32 else "none was in float32"
+    )
+    details = [
+        f"{accuracies(rows, METHODS)}.",
+        f"Runs on a GPU have activations in bfloat16; {precision}.",
+        _count_dead(at_all_rates, variant),
+        _count_jumps(at_all_rates),
+    ]
     return Claim.judge(
         text,
         _gain(rows, "paper") >= 2 and paper >= NEAR_80,
         f"{paper:.1f} % as in the paper, {baseline:.1f} % the baseline ({seeds_of(pairs)}).",
         " ".join(filter(None, details)),
+        bound=f"it reaches {NEAR_80:g} %, and the baseline 2 points less",
         ours=accuracies(rows, OURS),
     )
 
@@ -305,44 +345,104 @@ def _count_dead(rows: Sequence[Row], variant: Variant) -> str:
     below = sum(max(row.result[variant.accuracy]) <= 0.9 for row in rows)
     if below:
         return f"{below} of {len(rows)} runs stay at 90 % in training: a class may have died."
-    return f"No class died: all {len(rows)} runs pass 90 % in training."
+    return f"No class died: all {len(rows)} runs, of all learning rates, pass 90 % in training."
+
+
+def _count_jumps(rows: Sequence[Row]) -> str:
+    """How many runs end while the loss has jumped up, as it does for an epoch now and then: their
+    last accuracy is one of those, not a level that they stay at.
+    """
+
+    def jumps(losses: Sequence[float]) -> list[int]:
+        return [
+            epoch
+            for epoch, (before, after) in enumerate(pairwise(losses), start=2)
+            if after > 1.5 * before + 0.005
+        ]
+
+    found = [jumps(row.result["train_loss"]) for row in rows]
+    at_end = sum(
+        bool(epochs) and epochs[-1] == len(row.result["train_loss"])
+        for row, epochs in zip(rows, found, strict=True)
+    )
+    if not any(found):
+        return ""
+    ends = f"; {at_end} end in such an epoch, and their last accuracy is low by it" * bool(at_end)
+    return (
+        f"In {sum(map(bool, found))} of {len(rows)} runs the training loss jumps up in single "
+        f"epochs and returns{ends}."
+    )
 
 
 def _earlier(rows: Sequence[Row], variant: Variant) -> Claim:
-    """How much sooner the smoothed training accuracy reaches a level that every run of the baseline
-    reaches.
-    """
+    """How much sooner the smoothed training accuracy is near its best."""
     text = (
         f"CIFAR-NV {variant.name}: near-optimal performance about 20 epochs earlier than baseline "
         "methods (sec:generalize)"
     )
-    pairs = match_runs(rows, "baseline", "paper")
-    if not pairs:
-        return Claim.not_run(text)
-    level = min(max(smooth(baseline.result[variant.accuracy])) for baseline, _ in pairs)
-    leads = {
-        other: _lead(found, level, variant)
+    others = {
+        other: found
         for other in ("baseline", "enorm", "enorm-epoch")
         if (found := match_runs(rows, other, "paper"))
     }
-    least = min(leads, key=lambda other: leads[other][0])
-    lead, seeds = leads[least]
+    if "baseline" not in others:
+        return Claim.not_run(text)
+    leads = {
+        level: {other: _lead(found, level, variant)[0] for other, found in others.items()}
+        for level in LEVELS
+    }
+    least = min(others, key=lambda other: leads[NEAR_OPTIMAL][other])
+    lead, seeds = _lead(others[least], NEAR_OPTIMAL, variant)
 
     def ahead(method: str) -> str:
         found = match_runs(rows, "baseline", method)
         if not found:
             return ""
-        lead, seeds = _lead(found, level, variant)
+        lead, seeds = _lead(found, NEAR_OPTIMAL, variant)
         return f"{lead:+.1f} ({seeds})" if math.isfinite(lead) else f"never there ({seeds})"
 
-    others = tell_each(OURS, ahead)
+    told = tell_each(OURS, ahead)
+    by_level = "; ".join(
+        f"{100 * level:g} % {', '.join(_signed(lead) for lead in by_other.values())}"
+        for level, by_other in leads.items()
+    )
+    titles = "; ".join(METHODS[other].title for other in others)
     return Claim.judge(
         text,
-        lead >= 10,
-        f"{lead:+.1f} epochs sooner than {METHODS[least].title}, at {100 * level:.1f} % training "
-        f"accuracy ({seeds}).",
-        f"Sooner than {tell_each(leads, lambda other: '{:+.1f} ({})'.format(*leads[other]))}.",
-        ours=f"Sooner than the baseline: {others}." if others else "",
+        lead >= ABOUT_20,
+        f"{_signed(lead)} epochs sooner than {METHODS[least].title}, at {100 * NEAR_OPTIMAL:g} % "
+        f"training accuracy ({seeds}).",
+        f"Epochs sooner than {titles}, at a training accuracy of {by_level}.",
+        bound=f"it is at least {ABOUT_20} epochs sooner than each, at {100 * NEAR_OPTIMAL:g} %",
+        ours=f"{told} epochs sooner than the baseline." if told else "",
+    )
+
+
+def _signed(lead: float) -> str:
+    return f"{lead:+.1f}" if math.isfinite(lead) else "never there"
+
+
+def _generalizes(rows: Sequence[Row], variant: Variant) -> Claim:
+    text = (
+        f"CIFAR-NV {variant.name}: faster without compromising generalization (sec:experiments, "
+        "fig:cifar10_conv)"
+    )
+    pairs = match_runs(rows, "baseline", "paper")
+    if not pairs:
+        return Claim.not_run(text)
+    gain = _gain(rows, "paper")
+    ours = tell_each(
+        OURS,
+        lambda method: (
+            f"{_gain(rows, method):+.1f}" if match_runs(rows, "baseline", method) else ""
+        ),
+    )
+    return Claim.judge(
+        text,
+        gain >= -0.5,
+        f"{gain:+.1f} points of best test accuracy beside the baseline ({seeds_of(pairs)}).",
+        bound="it loses at most 0.5 points",
+        ours=f"{ours}." if ours else "",
     )
 
 
@@ -360,25 +460,59 @@ def _lead(pairs: Sequence[Sequence[Row]], level: float, variant: Variant) -> tup
     return mean([min(epoch, longest) for epoch in first]) - mean(second), seeds_of(pairs)
 
 
+def _gains(rows: Sequence[Row], method: str) -> dict[float, float]:
+    """Points of best test accuracy above the baseline by learning rate."""
+    by_rate = {rate: where(rows, learning_rate=rate) for rate in settings_of(rows, "learning_rate")}
+    return {
+        rate: _gain(found, method)
+        for rate, found in by_rate.items()
+        if match_runs(found, "baseline", method)
+    }
+
+
+def _told(rows: Sequence[Row], method: str) -> str:
+    """The same as text, with seeds."""
+    return ", ".join(
+        f"{gain:+.1f} at {rate:g} "
+        f"({seeds_of(match_runs(where(rows, learning_rate=rate), 'baseline', method))})"
+        for rate, gain in _gains(rows, method).items()
+    )
+
+
 def _rates(rows: Sequence[Row], variant: Variant) -> Claim:
     text = (
         f"CIFAR-NV {variant.name}: its advantage is greatest at small to moderate learning rates "
-        "(fig:generalize_all_lrs)"
+        "(sec:add_generalize, fig:generalize_all_lrs)"
     )
-    by_rate = {rate: where(rows, learning_rate=rate) for rate in settings_of(rows, "learning_rate")}
-    pairs = {rate: match_runs(found, "baseline", "paper") for rate, found in by_rate.items()}
-    gains = {rate: _gain(by_rate[rate], "paper") for rate, found in pairs.items() if found}
+    gains = _gains(rows, "paper")
     low, high = (
         [gain for rate, gain in gains.items() if (rate <= RATE) == is_low]
         for is_low in (True, False)
     )
-    if not low or not high:
+    if not any(rate < RATE for rate in gains) or not high:
         return Claim.not_run(text)
-    told = ", ".join(
-        f"{gain:+.1f} at {rate:g} ({seeds_of(pairs[rate])})" for rate, gain in gains.items()
-    )
     return Claim.judge(
         text,
         max(low) > max(0, *high),
-        f"Points of best test accuracy above the baseline: {told}.",
+        f"{_told(rows, 'paper')} points of best test accuracy above the baseline.",
+        bound=f"it is greater at a rate up to {RATE:g} than at every larger one",
+        ours=tell_each(OURS, lambda method: _told(rows, method)),
+    )
+
+
+def _converges(rows: Sequence[Row], variant: Variant) -> Claim:
+    text = (
+        f"CIFAR-NV {variant.name}: performance converges to the baseline's as learning rates "
+        "increase (sec:add_generalize)"
+    )
+    gains = _gains(rows, "paper")
+    highest = max(gains, default=RATE)
+    if RATE not in gains or highest == RATE:
+        return Claim.not_run(text)
+    return Claim.judge(
+        text,
+        abs(gains[highest]) < abs(gains[RATE]) / 2,
+        f"{_told(rows, 'paper')} points of best test accuracy above the baseline.",
+        bound=f"the distance at {highest:g} is less than half of that at {RATE:g}",
+        ours=tell_each(OURS, lambda method: _told(rows, method)),
     )

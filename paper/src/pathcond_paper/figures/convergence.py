@@ -184,6 +184,11 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     ):
         axes[0].plot([], [], color="0.3", linestyle=dash, marker=marker, label=label)
     legend_below(drawing, axes[:1])
+    drawing.set_label(
+        "fig:bcd_convergence: what sweeps leave of the decrease (left) and how far they move "
+        "(right), with three diagonals; the thin line marks ten sweeps. CIFAR-NV with and without "
+        "biases coincide by the definition."
+    )
     return {"convergence": drawing}
 
 
@@ -227,6 +232,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         "others (sec:bcd_nb).",
         "n_iter = 10 is a practical compromise: near-optimal for simple architectures, "
         "substantial for others (sec:bcd_nb).",
+        "Convergence typically takes fewer than 10 iterations (subsec:algo).",
     )
     every = {network: _of(rows, network, "published") for network in JUDGED}
     if not all(every.values()):
@@ -249,6 +255,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             at_5["MLP"] > 0.85,
             f"{at_5['MLP']:.1%} of the decrease to the true optimum.",
             f"{_realised(mlps, 5, 'gap_of_paper'):.1%} of that to u^(100). {seeds}",
+            bound="it is over 85 %",
         ),
         Claim.judge(
             texts[1],
@@ -256,18 +263,21 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             f"{_join({name: at_10[name] for name in others}, '.0%')} of the decrease to the true "
             "optimum.",
             f"All that was tried, to the optimum and to u^(100): {_tried(rows)}. {seeds}",
+            bound="both have 15 to 35 %",
         ),
         Claim.judge(
             texts[2],
             all(at_30[name] > 0.95 for name in others),
-            f"30 sweeps realise {_join({name: at_30[name] for name in others}, '.0%')}.",
+            f"{_join({name: at_30[name] for name in others}, '.0%')} after 30 sweeps.",
             seeds,
+            bound="both have over 95 %",
         ),
         Claim.judge(
             texts[3],
             max(left.values()) < 0.01,
-            f"100 sweeps leave {_join(left, '.2g')} of the decrease.",
+            f"{_join(left, '.2g')} of the decrease are left after 100 sweeps.",
             f"max |u_100 − u*| is {_join(apart, '.1e')}. {seeds}",
+            bound="100 sweeps leave less than 1 %",
             ours=f"Exact leaves at most {max(exact, ROUNDING):.0e} of it after at most {newton} "
             "Newton steps.",
         ),
@@ -276,12 +286,21 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             steps["MLP"] < 1e-2 and all(0.03 < steps[name] < 0.3 for name in others),
             f"{_join(steps, '.1e')} at the 21st sweep.",
             seeds,
+            bound="it is below 0.01 for the MLP and 0.03 to 0.3 for the others",
         ),
         Claim.judge(
             texts[5],
-            at_10["MLP"] > 0.95,
-            f"10 sweeps realise {_join(at_10, '.1%')} of the decrease.",
+            at_10["MLP"] > 0.9 and min(at_10.values()) > 0.5,
+            f"{_join(at_10, '.1%')} of the decrease after 10 sweeps.",
             seeds,
+            bound="ten sweeps realise over 90 % for the MLP and over half for the others",
+        ),
+        Claim.judge(
+            texts[6],
+            min(at_10.values()) > 0.95,
+            f"{_join(at_10, '.1%')} of the decrease after 10 sweeps.",
+            seeds,
+            bound="ten sweeps realise over 95 %",
         ),
     ]
 

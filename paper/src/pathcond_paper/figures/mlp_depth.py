@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 TARGET = 0.99
 OTHER_RATES = (1e-4, 1e-2, 1e-1)
+OPEN = (
+    "An open marker at the top is a run that did not get there; a line that seems to be missing "
+    "lies under another."
+)
 FITTED, RUNNING = "fitted_accuracy", "train_accuracy"  # after an epoch, and over its steps
 INPUTS = {"cifar10": 3072, "digits": 64}
 CHANGED = SINCE
@@ -93,14 +97,14 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     """Epochs to the target over parameters, curves of one depth, and the same over learning
     rates.
     """
-    drawings = {"mlp-depth": depth_drawing(where(rows, learning_rate=RATE))}
+    drawings = {"mlp-depth": depth_drawing(where(rows, learning_rate=RATE), "fig:cifar10_fc")}
     if len(settings_of(rows, "learning_rate")) > 1:
         drawings["mlp-depth-rates"] = _rates_drawing(rows)
     return drawings
 
 
-def depth_drawing(rows: Sequence[Row]) -> Drawing:
-    """The paper's three panels."""
+def depth_drawing(rows: Sequence[Row], label: str) -> Drawing:
+    """The paper's three panels; ``label`` is that of its figure."""
     from ..style import band, legend_below, method_style, panels
 
     drawing, (left, middle, right) = panels(1, 3)
@@ -123,6 +127,10 @@ def depth_drawing(rows: Sequence[Row]) -> Drawing:
     middle.set(title=f"{shown} hidden layers", xlabel="epoch", ylabel="training accuracy, %")
     right.set(title=f"{shown} hidden layers", xlabel="epoch", ylabel="training loss", yscale="log")
     legend_below(drawing, (left, middle))
+    drawing.set_label(
+        f"{label}: epochs to {TARGET:.0%} training accuracy by size, and training accuracy and "
+        f"loss with {shown} hidden layers. {OPEN}"
+    )
     return drawing
 
 
@@ -134,10 +142,18 @@ def _rates_drawing(rows: Sequence[Row]) -> Drawing:
     for panel, rate in zip(axes, rates, strict=True):
         _epochs_panel(
             panel,
-            [row for row in where(rows, learning_rate=rate) if row.job["method"] in AT_OTHER_RATES],
+            [
+                row
+                for row in where(rows, learning_rate=rate)
+                if row.job["method"] in (*AT_OTHER_RATES, "enorm")
+            ],
         )
         panel.set_title(f"learning rate {rate:g}")
     legend_below(drawing, axes)
+    drawing.set_label(
+        f"fig:conv_speed_all_lrs: epochs to {TARGET:.0%} training accuracy by size, at four "
+        f"learning rates. {OPEN}"
+    )
     return drawing
 
 
@@ -208,7 +224,7 @@ def _by_depth(rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> Iter
 
 
 def _line(name: str, cells: Sequence[str]) -> str:
-    return f"  {name:<32}" + "".join(f"{cell:>22}" for cell in cells)
+    return f"  {name:<34}" + "".join(f"{cell:>22}" for cell in cells)
 
 
 def _cell(rows: Sequence[Row]) -> str:
@@ -265,8 +281,8 @@ def speedups(rows: Sequence[Row], method: str, accuracy: str = FITTED) -> dict[i
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """What sec:faster says of depth, of ENorm and of the learning rate, and sec:experiments of
-    generalization.
+    """What sec:faster and sec:add_faster say of depth, of ENorm and of the learning rate, and
+    sec:experiments of generalization.
     """
     here = where(rows, learning_rate=RATE)
     return [*depth_claims(here), *_rate_claims(rows), _generalizes(here)]
@@ -287,10 +303,20 @@ def _faster(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
     return Claim.judge(
         text,
         paper[best].times >= 1.4,
-        f"Up to {paper[best]} fewer epochs than the baseline, with {best} hidden layers ({seeds}).",
-        f"By depth: {tell(paper)}. {in_train_mode(rows)} {_fewest(rows)}".strip(),
+        f"{paper[best]} fewer epochs than the baseline at most, with {best} hidden layers "
+        f"({seeds}).",
+        f"By depth: {tell(paper)}. {in_train_mode(rows)} {_fewest(rows)} {ours_by_depth(rows)}",
+        bound="it is at least 1.4 times at one depth",
         ours=ours(rows),
     )
+
+
+def running_speedups(rows: Sequence[Row]) -> dict[int, Speedup]:
+    """Those of the paper's method in train mode, at the depths where it or the baseline reaches
+    the target.
+    """
+    found = speedups(rows, "paper", RUNNING)
+    return {depth: one for depth, one in found.items() if one.times or not one.bound}
 
 
 def in_train_mode(rows: Sequence[Row]) -> str:
@@ -300,9 +326,23 @@ def in_train_mode(rows: Sequence[Row]) -> str:
 
 
 def ours(rows: Sequence[Row]) -> str:
-    """How the library's own methods fare beside the baseline, as a sentence."""
+    """How the library's own methods fare beside the baseline, at worst and at best."""
+
+    def ends(method: str) -> str:
+        found = speedups(rows, method)
+        if not found:
+            return ""
+        least, most = (end(found.values(), key=lambda one: one.times) for end in (min, max))
+        return f"{least} to {most}"
+
+    told = tell_each(OURS, ends)
+    return f"{told} fewer epochs than the baseline." if told else ""
+
+
+def ours_by_depth(rows: Sequence[Row]) -> str:
+    """The same depth by depth."""
     told = tell_each(OURS, lambda method: tell(speedups(rows, method)))
-    return f"Fewer epochs than the baseline: {told}." if told else ""
+    return f"This library: {told}." if told else ""
 
 
 def _fewest(rows: Sequence[Row]) -> str:
@@ -345,9 +385,10 @@ def _smaller(rows: Sequence[Row]) -> Claim:
     return Claim.judge(
         text,
         mean(small) <= mean(large) < math.inf,
-        f"5 layers ({sizes[0]}) {spread(small)} epochs; baseline of 8 layers ({sizes[1]}) "
-        f"{spread(large)}.",
-        ours=f"5 layers: {others}." if others else "",
+        f"{spread(small)} epochs with 5 layers ({sizes[0]}), {spread(large)} the baseline with 8 "
+        f"({sizes[1]}).",
+        bound="it needs no more epochs",
+        ours=f"With 5 layers {others}." if others else "",
     )
 
 
@@ -361,21 +402,20 @@ def _strongest(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
     known = {depth: found for depth, found in paper.items() if not found.bound}
     if 3 not in known or len(known) < 2:
         return Claim.not_run(text)
-    running = {
-        depth: found
-        for depth, found in speedups(rows, "paper", RUNNING).items()
-        if depth in known and not (found.bound and not found.times)
-    }
+    running = {depth: found for depth, found in running_speedups(rows).items() if depth in known}
     most = known[3].times >= max(found.times for found in known.values())
     gains = all(found.times > 1 for by in (known, running) for found in by.values())
     least = min(running, key=lambda depth: running[depth].times, default=3)
-    in_steps = f"; in train mode least at {least}, {running[least]}" if running else ""
+    in_steps = f"; in train mode {running[least]} at {least}" if running else ""
     return Claim.judge(
         text,
         most and gains,
         f"{known[3]} at 3 layers, {_least(known)} at least{in_steps}.",
         f"By depth: {tell(paper)}. {in_train_mode(rows)} Points of training accuracy above the "
-        f"baseline, mean over epochs: {_points(gains_by(rows, 'depth', 'paper'))}.",
+        f"baseline, mean over epochs: {_points(gains_by(rows, 'depth', 'paper'))}. "
+        f"{ours_by_depth(rows)}",
+        bound="no other depth gains more, and every depth gains, in train mode too",
+        ours=ours(rows),
     )
 
 
@@ -393,8 +433,9 @@ def _enorm(rows: Sequence[Row]) -> Claim:
     return Claim.judge(
         text,
         most < 1.1,
-        f"At most {most:.2f}× fewer epochs than the baseline, after every step.",
+        f"{most:.2f}× fewer epochs than the baseline at most, after every step.",
         f"Every step {tell(step)}; every epoch {tell(epoch) or 'not run'}.",
+        bound="it is less than 1.1 times at every depth",
     )
 
 
@@ -404,36 +445,85 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
         "ones (sec:faster)"
     )
     large = (
-        "At larger learning rates the effect becomes less pronounced, yet remains comparable "
-        "(sec:faster, fig:conv_speed_all_lrs)"
+        "As the learning rate increases the effect becomes less pronounced, yet remains comparable "
+        "to the baseline and ENorm (sec:faster)"
     )
+    falls = "Performance degrades at larger learning rates (sec:add_faster, fig:conv_speed_all_lrs)"
+    never = "Rescaling at initialization never degrades the training dynamics (Section 1)"
     gains = gains_by(rows, "learning_rate", "paper")
     low, high = (
         [gain for rate, gain in gains.items() if (rate <= RATE) == is_low]
         for is_low in (True, False)
     )
     if not low or not high:
-        return [Claim.not_run(small), Claim.not_run(large)]
+        return [Claim.not_run(text) for text in (small, large, falls, never)]
     seeds = ", ".join(
         f"{seeds_of(match_runs(where(rows, learning_rate=rate), 'baseline', 'paper'))} at {rate:g}"
         for rate in gains
     )
-    told = f"{_points(gains)} points of training accuracy above the baseline."
+    told = f"{_points(gains)} points of training accuracy beside the baseline."
     details = f"Means over epochs and depths; {seeds}."
     others = tell_each(OURS, lambda method: _points(gains_by(rows, "learning_rate", method)))
+    highest = max(gains)
+    at_highest = gains_by(where(rows, learning_rate=highest), "depth", "paper")
+    deepest = min(at_highest, key=lambda depth: at_highest[depth])
+    enorm = gains_by(rows, "learning_rate", "enorm")
+    worst = {
+        rate: min(gains_by(where(rows, learning_rate=rate), "depth", "paper").items(), key=_second)
+        for rate in gains
+    }
+    rate, (depth, loss) = min(worst.items(), key=lambda pair: _second(pair[1]))
     return [
-        Claim.judge(text, holds, told, details, ours=others)
-        for text, holds in (
-            (small, min(low) > -0.5 and max(low) >= max(high)),
-            (large, -2 < high[-1] < max(low)),
-        )
+        Claim.judge(
+            small,
+            min(low) > -0.5 and max(low) >= max(high),
+            told,
+            details,
+            bound=f"no rate up to {RATE:g} loses more than 0.5 points, and none above gains more",
+            ours=others,
+        ),
+        Claim.judge(
+            large,
+            at_highest[deepest] > -2 and high[-1] < max(low),
+            f"{high[-1]:+.1f} points of training accuracy at {highest:g}, mean over depths; "
+            f"{at_highest[deepest]:+.1f} with {deepest:g} layers.",
+            f"By depth at {highest:g}: {_points(at_highest)}. ENorm beside the baseline: "
+            f"{_points(enorm) or 'not run'}. {details}",
+            bound="it is less than at small rates, and no depth loses 2 points or more",
+            ours=others,
+        ),
+        Claim.judge(
+            falls,
+            high[-1] < min(0, gains.get(RATE, 0)),
+            told,
+            details,
+            bound=f"the gain at {highest:g} is below that at {RATE:g}, and below zero",
+            ours=others,
+        ),
+        Claim.judge(
+            never,
+            loss > -0.5,
+            f"{loss:+.1f} points of training accuracy beside the baseline at worst, at {rate:g} "
+            f"with {depth:g} layers.",
+            "At worst: "
+            + ", ".join(
+                f"{found:+.1f} at {rate:g} with {depth:g} layers"
+                for rate, (depth, found) in worst.items()
+            )
+            + f". {seeds}.",
+            bound="no depth loses more than 0.5 points at any rate",
+        ),
     ]
+
+
+def _second(pair: tuple[float, float]) -> float:
+    return pair[1]
 
 
 def _generalizes(rows: Sequence[Row]) -> Claim:
     text = (
-        "The same accuracy in up to 1.5 times fewer epochs without compromising generalization "
-        "(sec:experiments)"
+        "The same accuracy in up to 1.5 times fewer epochs without compromising generalization: "
+        "MLPs (sec:experiments)"
     )
     paper = gains_by(rows, "depth", "paper", of=_best_test)
     if not paper:
@@ -443,10 +533,11 @@ def _generalizes(rows: Sequence[Row]) -> Claim:
         min(paper.values()) >= -0.5,
         f"{min(paper.values()):+.1f} to {max(paper.values()):+.1f} points of best test accuracy "
         f"beside the baseline ({seeds_of(match_runs(rows, 'baseline', 'paper'))}).",
-        f"By depth: {_points(paper)}.",
-        ours=tell_each(
-            OURS, lambda method: _points(gains_by(rows, "depth", method, of=_best_test))
-        ),
+        f"By depth: {_points(paper)}. This library: "
+        + tell_each(OURS, lambda method: _points(gains_by(rows, "depth", method, of=_best_test)))
+        + ".",
+        bound="no depth loses more than 0.5 points",
+        ours=tell_each(OURS, lambda method: _range(gains_by(rows, "depth", method, of=_best_test))),
     )
 
 
@@ -474,6 +565,10 @@ def gains_by(
 
 def _points(gains: dict[float, float]) -> str:
     return ", ".join(f"{gain:+.1f} at {setting:g}" for setting, gain in gains.items())
+
+
+def _range(gains: dict[float, float]) -> str:
+    return f"{min(gains.values()):+.1f} to {max(gains.values()):+.1f}" if gains else ""
 
 
 def tell(by_depth: dict[int, Speedup]) -> str:

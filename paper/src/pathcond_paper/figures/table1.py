@@ -219,12 +219,16 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             printed,
             not wrong,
             f"{cells - wrong} of {cells} cells as printed, by the paper's convention.",
+            bound="all cells are as printed",
         ),
         Claim.judge(
             definition,
             not short,
-            f"There are more: {factors}." if short else "As many as by the definition.",
+            f"{len(short)} networks have more: {factors}."
+            if short
+            else f"{len(more)} networks have as many.",
             "By the definition (def:path_lifting) there is a path per entry of a pooling window.",
+            bound="the column is within 2 % of that number",
         ),
     ]
 

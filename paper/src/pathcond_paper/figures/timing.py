@@ -18,6 +18,7 @@ import torch
 from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
+from ..published import SINCE
 from ..sweep.selection import mean, spread
 from .costs import SWEEPS, Network
 
@@ -35,6 +36,9 @@ PARTS = {
 }
 STEPS = {"symmetry": "symmetry (B)", "energy": "diag(G)", "solve": "solver", "rescale": "rescaling"}
 MOST_LINEAR = 1.2  # an exponent of growth up to which time counts as linear
+MOST_OF_AN_EPOCH = 1.1
+MOST_OF_THE_TIME = 0.95
+CHANGED = SINCE  # the part "paper"
 # conditioning in epochs; for the last the upper end
 IN_PAPER = {"MLP 3×500": 1.03, "CIFAR-NV": 0.22, "ResNet-18-C": 1.03}
 
@@ -211,16 +215,17 @@ class Line:
 
 def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     """Seconds by network, seconds over the MLPs' size, shares by step."""
-    from ..style import panels
+    from ..style import legend_below, panels
 
     drawing, (left, middle, right) = panels(1, 3, width=4.0, height=3.6)
     shown = _list_compared(rows)
     _seconds_panel(left, rows, shown)
     _depth_panel(middle, rows)
     _steps_panel(right, rows, shown)
-    drawing.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
-    drawing.legend(
-        *right.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=8
+    legend_below(drawing, (left, right))
+    drawing.set_label(
+        "fig:timing, fig:timing_mlp: seconds of conditioning beside an epoch, over the size of "
+        "MLPs, and by step; bars and bands are deviations over repetitions."
     )
     return {"timing": drawing}
 
@@ -386,8 +391,8 @@ def _how(rows: Sequence[Row]) -> str:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """What sec:timing and sec:app_timing say of the cost. Verdicts are on the paper's ten sweeps as
-    this library runs them, layer by layer.
+    """What sec:timing and sec:app_timing say of the cost, of the algorithm box as it is written:
+    neuron by neuron.
     """
     return [_epoch_claim(rows), _linear_claim(rows), _solver_claim(rows)]
 
@@ -401,28 +406,27 @@ def _epoch_claim(rows: Sequence[Row]) -> Claim:
             if network in seconds[part]
         }
         for network in IN_PAPER
-        if all(network in seconds[part] for part in ("epoch", "whole", "exact", "paper"))
+        if all(network in seconds[part] for part in PARTS)
     }
     text = (
         "Rescaling costs at most about a training epoch: 22 % of it (CIFAR-NV) to 103 % (MLP, 3 "
-        "hidden layers) (sec:timing)"
+        "hidden layers) (sec:timing), typically half of it to one (sec:bcd_nb)"
     )
     if len(ratios) < len(IN_PAPER):
         return Claim.not_run(text)
-    sweeps = {network: by_part["paper"] for network, by_part in ratios.items()}
-    box = {network: by_part["box"] for network, by_part in ratios.items() if "box" in by_part}
-    ours = "; ".join(
-        f"{network} {_percent(by_part['whole'])} with captures, {_percent(by_part['exact'])} "
-        "captured before"
-        for network, by_part in ratios.items()
+    box, sweeps, exact, whole = (
+        {network: by_part[part] for network, by_part in ratios.items()}
+        for part in ("box", "paper", "exact", "whole")
     )
     return Claim.judge(
         text,
-        max(sweeps.values()) <= 1.1,
-        f"Ten sweeps, captured before: {_by_network(sweeps)} of an epoch.",
-        f"Neuron by neuron, as the box is written: {_by_network(box) or 'not run'}; "
-        f"{_extrapolated(rows, ratios)}.",
-        ours=f"Exact path kernel: {ours}.",
+        max(box.values()) <= MOST_OF_AN_EPOCH,
+        f"{_by_network(box)} of an epoch.",
+        f"Neuron by neuron, as the box is written; {_extrapolated(rows, ratios)}. The same ten "
+        f"sweeps layer by layer, captured before: {_by_network(sweeps)}. The exact path kernel, "
+        f"captured before: {_by_network(exact)}.",
+        bound=f"it takes at most {MOST_OF_AN_EPOCH:.0%} of an epoch for all three",
+        ours=f"{_by_network(whole)} for the exact path kernel with its captures.",
     )
 
 
@@ -436,7 +440,9 @@ def _linear_claim(rows: Sequence[Row]) -> Claim:
         "layers (fig:timing_mlp)"
     )
     wide = [row for row in rows if row.job.get("width") == 500]
-    sizes, seconds = over_size(wide, "paper")
+    # the box where it was measured at several depths
+    part = "box" if len(over_size(wide, "box")[0]) >= 3 else "paper"
+    sizes, seconds = over_size(wide, part)
     if len(sizes) < 3:
         return Claim.not_run(paper)
     times = [mean(found) for found in seconds]
@@ -448,7 +454,7 @@ def _linear_claim(rows: Sequence[Row]) -> Claim:
     if len(exact_sizes) == len(sizes):
         found = mean(exact[-1]) / mean(exact[0])
         ours = (
-            f"Exact path kernel: {found:.2f} times the time (exponent "
+            f"{found:.2f} times the time for the exact path kernel (exponent "
             f"{math.log(found) / math.log(more):.1f})."
         )
     return Claim.judge(
@@ -456,9 +462,11 @@ def _linear_claim(rows: Sequence[Row]) -> Claim:
         exponent <= MOST_LINEAR,
         f"{more:.2f} times the parameters take {growth:.2f} times the time: exponent "
         f"{exponent:.1f}.",
-        f"A line has {1e3 * line.slope * 1e6:.3g} ms per million parameters and "
+        f"{'Neuron by neuron' if part == 'box' else 'Ten sweeps layer by layer'}. A line has "
+        f"{1e3 * line.slope * 1e6:.3g} ms per million parameters and "
         f"{1e3 * line.intercept:.3g} ms, R² {line.r2:.3f}; each measured "
         f"{_often(min(map(len, seconds)))}.",
+        bound=f"the exponent is at most {MOST_LINEAR}",
         ours=ours,
     )
 
@@ -480,23 +488,24 @@ def _solver_claim(rows: Sequence[Row]) -> Claim:
     text = (
         "Block coordinate descent accounts for roughly 98 % of the rescaling time (sec:app_timing)"
     )
-    if len(ours) < len(IN_PAPER):
+    if len(box) < len(IN_PAPER):
         return Claim.not_run(text)
     quick = f"{min(quicker):.0f} to {max(quicker):.0f}" if quicker else ""
     return Claim.judge(
         text,
-        min(ours.values()) >= 0.9,
-        f"Ten sweeps, layer by layer: {_by_network(ours)}.",
-        f"Neuron by neuron, as the box is written, {_by_network(box)}: one sweep times {SWEEPS}; "
-        f"layer by layer it is {quick} times quicker."
+        min(box.values()) >= MOST_OF_THE_TIME,
+        f"{_by_network(box)}, neuron by neuron.",
+        f"One sweep times {SWEEPS}. Layer by layer it is {quick} times quicker, and takes "
+        f"{_by_network(ours)} of the time."
         if quicker
-        else "",
-        ours=f"The exact solver: {_by_network(exact)}.",
+        else f"One sweep times {SWEEPS}.",
+        bound=f"it is at least {MOST_OF_THE_TIME:.0%}",
+        ours=f"{_by_network(exact)} for the exact solver." if exact else "",
     )
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.3g} %"
 
 
 def _extrapolated(rows: Sequence[Row], networks: Collection[str]) -> str:

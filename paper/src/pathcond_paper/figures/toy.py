@@ -214,6 +214,10 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     losses.legend(handles=losses.get_lines()[1::2], fontsize=7)
     lifts.legend(handles=lifts.get_lines()[-3:], fontsize=7)
     parameters.legend(handles=parameters.get_lines()[:1], fontsize=7)
+    drawing.set_label(
+        "fig:toy_example: loss over steps (left), the way of the function (middle) and of the "
+        "weights (right) from three starts; open circles as they are, full ones conditioned."
+    )
     return {"toy": drawing}
 
 
@@ -281,6 +285,7 @@ def _claim(rows: Sequence[Row], measure: str, word: str, paper: str) -> Claim:
         max(ratios) < 1,
         f"{shares} times the {what}, from {len(found)} starts with a small u.",
         _elsewhere(rows, measure, word),
+        bound="it is less from every start of the figure",
     )
 
 

@@ -124,14 +124,15 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     """Test loss of the choosing seed over the learning rate, a panel per setting; the rate at which
     a method is reported is marked. The table has those that are not drawn.
     """
-    from ..style import CYCLE, legend_below, panels
+    from ..style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, legend_below, panels
 
+    colours = (BLACK, VERMILION, BLUE, PURPLE, ORANGE, GREEN, SKY)  # as elsewhere, where they are
     names = _list_reported(rows, DRAWN)
     columns = min(3, len(names)) or 1
     drawing, axes = panels(max(1, -(-len(names) // columns)), columns)
     for panel, name in zip(axes, names, strict=False):
         points: list[tuple[float, float]] = []
-        for colour, method in zip(CYCLE, DRAWN, strict=True):
+        for method, colour in zip(DRAWN, colours, strict=True):
             found = find_tuned(rows, name, method)
             if found is None:
                 continue
@@ -155,6 +156,10 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     for panel in axes[len(names) :]:
         panel.set_visible(False)
     legend_below(drawing, axes)
+    drawing.set_label(
+        "Test loss of the seed that chooses rates, over the learning rate; a dot is the rate that "
+        "is best for the fresh seeds, which may be next to the curve's lowest point."
+    )
     return {"tuned": drawing}
 
 
@@ -191,6 +196,8 @@ def _mean_share(rows: Sequence[Row]) -> Claim:
             for method in sorted(means, key=lambda method: -means[method])
         )
         + ".",
+        bound=f"the mean is at least {GOAL:.0%}",
+        goal=True,
     )
 
 
@@ -219,13 +226,15 @@ def _never_worse(rows: Sequence[Row]) -> Claim:
     return Claim.judge(
         text,
         not worse,
-        f"Test loss lower by {min(gains.values()):.1%} to {max(gains.values()):.1%} in "
-        f"{len(gains)} settings.",
+        f"{min(gains.values()):.1%} to {max(gains.values()):.1%} less test loss in {len(gains)} "
+        "settings.",
         ", ".join(
             f"{gain:.1%} ({title})"
             for title, gain in sorted(gains.items(), key=lambda pair: pair[1])
         )
         + ".",
+        bound="no loss is higher by more than the deviations over seeds, added as squares",
+        goal=True,
     )
 
 
@@ -249,6 +258,8 @@ def _never_slower(rows: Sequence[Row]) -> Claim:
         not slower,
         f"{min(told):.2f} to {max(told):.2f} times the loss of the choosing seed"
         f"{'; above 1: ' + above if slower else ''}.",
+        bound=f"no ratio is above {1 + NEAR:g}",
+        goal=True,
     )
 
 
@@ -276,10 +287,13 @@ def _control(rows: Sequence[Row]) -> Claim:
     return Claim.judge(
         text,
         max(apart.values()) < NEAR,
-        f"Test losses of the choosing seed differ by at most {max(apart.values()):.1%}.",
+        f"{max(apart.values()):.1%} at most is the difference of test losses, of the choosing "
+        "seed.",
         "; ".join(
             f"{title}: {difference:.2%}, at its own best rate {losses}"
             for (title, difference), losses in zip(apart.items(), at_best, strict=True)
         )
         + ".",
+        bound=f"it is below {NEAR:.0%}",
+        goal=True,
     )
