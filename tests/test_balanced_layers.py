@@ -345,3 +345,56 @@ class TestDefault:
             caplog.clear()
             condition_(fresh, x, **settled)
             assert not caplog.text
+
+    @pytest.mark.parametrize(
+        ("make_model", "warns"),
+        [
+            (lambda: mlp((40, 40), inputs=30), True),
+            (lambda: mlp((40, 40, 40), inputs=60), True),
+            (lambda: convolutions(8, 8), True),
+            (lambda: convolutions(8, 6), False),
+            (lambda: mlp((40,), inputs=30), False),
+            (lambda: mlp((40, 20, 40), inputs=30), False),
+            (lambda: mlp((12, 12), inputs=30, outputs=30), False),
+            (lambda: mlp((40, 40), inputs=30, batch_norm=True), False),
+            (lambda: Standardised(mlp((40, 40), inputs=30)), False),
+        ],
+    )
+    def test_it_says_where_equal_widths_gain_next_to_nothing(
+        self, make_model: Callable[[], nn.Module], warns: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        torch.manual_seed(0)
+        model = make_model()
+        size = next(w for w in model.parameters() if w.dim() > 1).shape[1]
+        x = torch.randn(16, size, 9, 9) if size == 3 else torch.randn(16, size)
+        says = "All hidden layers have the same width and there is no normalization layer: at a"
+        with caplog.at_level(logging.WARNING, logger="pathcond"):
+            for options in ({"criterion": BalancedNorms()}, {"describe": False}):
+                condition_(copy.deepcopy(model), x, **options)
+            assert says not in caplog.text
+            condition_(model, x)
+            assert caplog.text.count(says) == warns
+            condition_(model, x)
+            assert caplog.text.count(says) == warns, "it moved nothing"
+
+
+def convolutions(first: int, second: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, first, 3),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(25 * second, 5),
+    )
+
+
+class Standardised(nn.Module):
+    """Normalizes by a function; there is no module for it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(nn.functional.layer_norm(x, x.shape[1:]))  # type: ignore[no-any-return]

@@ -218,6 +218,22 @@ def test_errors_inside_torch_name_the_line_that_called_it() -> None:
     assert "(test_compare_rates.py:" in error
 
 
+def test_errors_name_a_line_of_the_user_or_of_this_package() -> None:
+    """Never one of the standard library, which lies between them and the error."""
+
+    def small(seed: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+
+    def reads_json(model: nn.Module, inputs: Tensor) -> None:
+        json.loads("{")
+
+    methods: dict[str, Any] = {"c": {"max_samples": 1}, "json": reads_json}
+    result = compare_rates(small, lambda model, rate: 1.0, BATCH, rates=[1], methods=methods)
+    conditioned, parsed = result.failures
+    assert re.search(r"\(condition\.py:\d+, in _cut\)$", conditioned)
+    assert re.search(r"\(test_compare_rates\.py:\d+, in reads_json\)$", parsed)
+
+
 class Stopped:
     """Counts the runs it trains, and is interrupted at one of them."""
 

@@ -60,6 +60,7 @@ class Gradients(Criterion):
     """
 
     loss: Callable[[Any], Tensor]
+    needs_whole_batch = True
 
     def energies(
         self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
@@ -288,6 +289,67 @@ class TestCurvature:
             few["0.weight"],
             Curvature().energies(find_symmetry(model, x[:10]), g, model)["0.weight"],
         )
+
+    @staticmethod
+    def labelled() -> tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]:
+        """A network, more samples than are used by default, and a loss with a label for each."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+        x, labels = torch.randn(300, 8).double(), torch.randint(0, 3, (300,))
+        return model, x, lambda out: nn.functional.cross_entropy(out, labels)
+
+    @pytest.mark.parametrize("make_criterion", [Curvature, Gradients])
+    def test_a_loss_has_all_samples_of_a_large_batch(
+        self, make_criterion: Callable[..., Criterion]
+    ) -> None:
+        model, x, loss = self.labelled()
+        criterion = make_criterion(loss=loss)
+        expected = condition_(copy.deepcopy(model), x, criterion=criterion, max_samples=None)
+        captured = pathcond.prepare(model, x, criterion=criterion)
+        assert len(captured.symmetry.example_inputs) == len(captured.sample.inputs) == 256
+        for inputs in (x, captured):
+            found = condition_(copy.deepcopy(model), inputs, criterion=criterion)
+            torch.testing.assert_close(found.log_scales, expected.log_scales)
+            assert found.log_scales.any()
+
+    def test_a_loss_has_all_samples_in_teleports_and_callbacks(self) -> None:
+        model, x, loss = self.labelled()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        options: dict[str, Any] = {"every": 1, "criterion": Curvature(loss=loss)}
+        handle = pathcond.teleport(optimizer, model, x, **options)
+        loss(model(x)).backward()
+        optimizer.step()
+        assert handle.teleports == 1
+        handle.remove()
+        training = ConditionedTraining(x, **options)
+        training.start(model, optimizer, x, fresh=True, counts=counts_at(0, 0), epochs=0)
+        optimizer.step()
+        assert training.teleportation is not None
+        assert training.teleportation.teleports == 1
+        training.stop()
+
+    def test_without_a_loss_the_first_samples_are_kept(self) -> None:
+        model, x, loss = self.labelled()
+        for criterion in (None, Curvature(), PathKernel()):
+            captured = pathcond.prepare(model, x, criterion=criterion)
+            assert captured.whole_batch is None
+            assert captured.symmetry_of_whole_batch is captured.symmetry
+        few = pathcond.prepare(model, x[:9], criterion=Curvature(loss=loss))
+        assert few.whole_batch is None
+        kept = pathcond.prepare(model, x, criterion=Curvature(loss=loss)).whole_batch
+        assert torch.equal(kept, x)
+        assert kept.data_ptr() != x.data_ptr()
+
+    def test_a_loss_that_fails_says_how_many_samples_it_was_given(self) -> None:
+        model, x, loss = self.labelled()
+        for inputs, samples, given in (
+            (pathcond.prepare(model, x), None, 256),
+            (x, 100, 100),
+            (x[:200], None, 200),
+        ):
+            message = rf"fails on the model's output for {given} samples \(shapes \({given}, 3\)\)"
+            with pytest.raises(ValueError, match=message):
+                condition_(model, inputs, criterion=Curvature(loss=loss, samples=samples))
 
     def test_layers_without_second_derivatives_are_differentiated_forwards(self) -> None:
         torch.manual_seed(0)
@@ -539,7 +601,7 @@ class TestRefusals:
         loss = Curvature(loss=lambda out: nn.functional.cross_entropy(out, labels))
         self.refused(
             ValueError,
-            r"loss of Curvature fails on the model's output \(shapes \(6, 2\)\)",
+            r"loss of Curvature fails on the model's output for 6 samples \(shapes \(6, 2\)\)",
             model,
             x,
             criterion=loss,
@@ -614,6 +676,23 @@ class TestRefusals:
             EnergyRangeError, r"curvature of 0\.weight is (nan|inf)", model, x, criterion=loss
         )
 
+    def test_curvature_that_overflows(self) -> None:
+        class Large(nn.Sequential):
+            def forward(self, x: Tensor) -> Tensor:
+                return 1e30 * super().forward(x)
+
+        torch.manual_seed(0)
+        model, x = Large(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), torch.randn(30, 8)
+        assert bool(model(x).isfinite().all())
+        self.refused(
+            EnergyRangeError,
+            r"not finite, or so large that their squares overflow torch\.float32 "
+            r"\(the largest output is \d\.?\d*e\+(29|30)\)",
+            model,
+            x,
+            criterion=Curvature(),
+        )
+
     @pytest.mark.parametrize("key", sorted(CRITERIA))
     def test_models_without_a_symmetry(self, key: str) -> None:
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -629,6 +708,7 @@ class TestRefusals:
         report = condition_(model, x, criterion=Curvature(loss=lambda out: out.sum()))
         assert "nothing to condition" in report.solution.message
         assert unchanged(model, before)
+        assert str(report).startswith(f"Sequential is as it was: {report.num_units} units")
 
     @pytest.mark.parametrize("settings", [{"samples": 0}, {"steps": 0}])
     def test_bad_settings_of_curvature(self, settings: dict) -> None:

@@ -59,6 +59,17 @@ def test_the_page_has_the_name_that_it_is_given(page: str) -> None:
     assert "<h1>my encoder, conditioned</h1>" in page
 
 
+def test_the_page_says_where_nothing_was_done(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    flat = pathcond.Curvature(loss=lambda out: out.sum())
+    report = pathcond.condition_(model, torch.randn(5, 3), criterion=flat)
+    text = report.to_html(tmp_path / "report.html", name="mine").read_text(encoding="utf-8")
+    assert "<title>mine, as it was</title>" in text
+    assert "<h1>mine, as it was</h1>" in text
+    assert "The weights of mine are as they were" in text
+    assert "were rescaled" not in text
+
+
 def test_the_command_calls_the_model_by_its_target(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TARGET)
     files = ["--out", str(tmp_path / "out.safetensors"), "--report", str(tmp_path / "report.html")]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from .advice import warn_of_what_may_hurt, warn_where_nothing_is_gained
 from .capture.models import Inputs, as_call
 from .capture.outputs import first_samples
 from .capture.usable import refuse_unusable_weights, require_usable
@@ -56,14 +57,6 @@ EPSILON_SHARES = (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
 # a gradient per parameter at which a model is at its optimum but for the rounding of its weights
 ARRIVED = 1e-7
 RUNAWAY = 50.0  # |log λ| beyond which only a solver that has arrived is believed
-PACE_WARNING = 0.5  # pace below which a warning says so
-# decades of diag(G) between the 5th and 95th percentile, by which they may grow before a warning
-# says so
-SPREAD_WARNING = 2.0
-# root mean square of log λ: below the second, training was not seen to differ at any learning rate
-# (an MLP with BatchNorm as torch initialises it, under "absorb" with fronts at 1/3: 0.02); below
-# the first, the model was conditioned before
-SETTLED, IN_BALANCE = 1e-4, 0.05
 
 
 class ConditionOptions(TypedDict, total=False):
@@ -97,6 +90,7 @@ def prepare(
     frozen: FrozenPolicy = "keep",
     exclude: str | Iterable[str] = (),
     max_samples: int | None = MAX_SAMPLES,
+    criterion: Criterion | None = None,
 ) -> Prepared:
     """Capture a model once, to condition it as often as its weights change.
 
@@ -107,6 +101,8 @@ def prepare(
             ``find_symmetry``.
         max_samples: Of a larger batch only the first samples are kept, as many as this, as far as
             the model treats samples one by one in eval mode; None for all.
+        criterion: What will be balanced. One that has a loss, whose labels belong to all samples,
+            has the whole batch kept for it; everything else uses the first samples.
     """
     if isinstance(example_inputs, Prepared):
         require_fitting(unwrap(model), example_inputs.symmetry)
@@ -117,7 +113,9 @@ def prepare(
             )
         return example_inputs
     # Copies, whatever the user does to the inputs later.
-    example = _copy(_cut(model, example_inputs, max_samples))
+    cut = _cut(model, example_inputs, max_samples)
+    example = _copy(cut)
+    needs_more = criterion is not None and criterion.needs_whole_batch and cut is not example_inputs
     other_inputs = None if other_inputs is None else _copy(other_inputs)
     symmetry = find_symmetry(
         model,
@@ -128,7 +126,11 @@ def prepare(
         frozen=frozen,
         exclude=exclude,
     )
-    return Prepared(symmetry=symmetry, sample=capture_sample(model, example))
+    return Prepared(
+        symmetry=symmetry,
+        sample=capture_sample(model, example),
+        whole_batch=_copy(example_inputs) if needs_more else None,
+    )
 
 
 def _refuse_other_settings(
@@ -203,8 +205,10 @@ def condition_(
             keeps eval mode only).
         other_inputs, frozen, exclude: Further examples, and what stays as it is; see
             ``find_symmetry``.
-        calibrate: Measure statistics of normalization layers and gates on the batch; False is the
-            paper's computation.
+        calibrate: Measure statistics of fresh normalization layers and gates on the batch, for
+            diag(G); False is the paper's computation. What weights read, for ``BalancedLayers()``,
+            is always measured. Under "paper", what is measured of BatchNorms that have tracked no
+            batch does not follow the rescaling, and a second call moves the weights again.
         max_log_scale: Bound on |log λ| of this call; ``math.inf`` for none. Default: weights stay
             within a factor of 12 of balance (``balance_bounds``), which holds however often it is
             called; there is no bound under "paper" and for what is a balance itself (``ENorm``,
@@ -227,7 +231,8 @@ def condition_(
             its wrapper.
         describe: Sample diag(G) before and after for the report; False saves that work.
         max_samples: How many samples of the batch are used, to measure and to verify; None for all.
-            See ``prepare``, which has cut the batch already if it was called before.
+            A criterion that has a loss measures on all of them. See ``prepare``, which has cut the
+            batch already if it was called before.
         progress: Called with the name of each stage as it begins.
 
     Returns:
@@ -269,6 +274,7 @@ def condition_(
             frozen=frozen,
             exclude=exclude,
             max_samples=max_samples,
+            criterion=criterion,
         )
         symmetry = prepared.symmetry
         refuse_unusable_weights(unwrap(model))
@@ -283,7 +289,7 @@ def condition_(
             entries, measured = _measure(
                 model, prepared.sample, needed, calibrate, approximate, describe=describe
             )
-            posed = _pose(symmetry, measured, solver, criterion, model)
+            posed = _pose(prepared, measured, solver, criterion, model)
 
     parameters = dict(unwrap(model).named_parameters())
     boxes = Boxes(symmetry, model, ranks, solver, criterion, max_log_scale)
@@ -323,8 +329,8 @@ def condition_(
         shares = ranks.agree_on(lambda: _shares(posed, solver, pace, boxes))
     solved, rescaling = _first_harmless(shares, solve, write, ranks, stages)
     report = _report(symmetry, solved, solver, criterion, rescaling, stages.seconds)
-    _warn_of_what_may_hurt(report, criterion)
-    _warn_where_nothing_is_gained(report)
+    warn_of_what_may_hurt(report, criterion)
+    warn_where_nothing_is_gained(report, unwrap(model), prepared.sample)
     return report
 
 
@@ -400,34 +406,6 @@ def _refuse_runaway(solution: Solution, symmetry: Symmetry) -> None:
     )
 
 
-def _warn_of_what_may_hurt(report: Report, criterion: Criterion) -> None:
-    before, after = report.spread()
-    if criterion.shares_energy and after > before + SPREAD_WARNING:
-        logger.warning(
-            "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
-            "hold its sum can be rescaled, and the others were moved towards them. If training is "
-            "worse than before, pass max_log_scale=1.0.",
-            before,
-            after,
-        )
-    if report.pace < PACE_WARNING:
-        logger.warning(
-            "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: "
-            "divide the learning rate by that (with Adam, by %.2g).",
-            report.pace,
-            report.paces["Adam"],
-        )
-
-
-def _warn_where_nothing_is_gained(report: Report) -> None:
-    moved = float(report.log_scales.square().mean().sqrt()) if report.num_units else 0.0
-    if report.diagonal and SETTLED < moved < IN_BALANCE:
-        logger.warning(
-            "The weights were in balance but for %.1f %%: training will go as it would have.",
-            100 * math.expm1(moved),
-        )
-
-
 def _measure(
     model: nn.Module,
     sample: Sample,
@@ -451,13 +429,14 @@ def _measure(
 
 
 def _pose(
-    symmetry: Symmetry,
+    prepared: Prepared,
     measured: Mapping[str, Any],
     solver: Solver,
     criterion: Criterion,
     model: nn.Module,
 ) -> Problem | str:
     """The problem on all rescalings, or why there is none to solve."""
+    symmetry = prepared.symmetry
     if not symmetry.num_units:
         return "nothing can be rescaled"
     if not solver.needs_energy:
@@ -465,6 +444,8 @@ def _pose(
     diagonal = criterion.measures == "diagonal"
     if diagonal and not any_positive(select_counted(symmetry, measured)):
         return "no trainable parameter lies on a path (diag G is zero): nothing to condition"
+    if criterion.needs_whole_batch:
+        symmetry = prepared.symmetry_of_whole_batch
     try:
         return solver.problem(symmetry, measured, model, None, criterion)
     except NoEnergyError:

@@ -120,7 +120,7 @@ def teleport(
     }
     examples = {name: options[name] for name in EXAMPLES if name in options}  # type: ignore[literal-required]
     with ranks.together():
-        prepared = prepare(model, example_inputs, **settings, **examples)
+        prepared = prepare(model, example_inputs, criterion=criterion, **settings, **examples)
         _compare(optimizers, model, copies)
         # inputs that do not fit fail now
         example_outputs(unwrap(model), prepared.symmetry.example_inputs, {}, training=False)

@@ -144,7 +144,7 @@ def split_samples(model: nn.Module, example_inputs: Inputs) -> list[Any]:
     same outputs alone as together.
     """
     inputs = as_call(example_inputs)
-    length = _num_samples(inputs)
+    length = count_samples(inputs)
     samples = partial(_samples, length)
     # Without values nothing can be tried.
     if length < 2 or any(
@@ -176,14 +176,15 @@ def first_samples(model: nn.Module, example_inputs: Inputs, count: int) -> Any:
     not told apart.
     """
     inputs = as_call(example_inputs)
-    length = _num_samples(inputs)
+    length = count_samples(inputs)
     if length <= count or len(split_samples(model, example_inputs)) == 1:
         return example_inputs
     first = _samples(length, 0, count, inputs)
     return first[0] if isinstance(example_inputs, Tensor) else first
 
 
-def _num_samples(inputs: Inputs) -> int:
+def count_samples(inputs: Inputs) -> int:
+    """How many samples a batch has: the most frequent length of its tensors' first axes."""
     lengths = [
         leaf.shape[0]
         for leaf in tree_leaves(inputs)

@@ -119,7 +119,10 @@ def inspect(
     move_frozen: MoveFrozen = False,
     paths: Annotated[
         bool,
-        typer.Option("--paths", help="Also count paths, and say whether rescaling will do much"),
+        typer.Option(
+            "--paths",
+            help="Also count paths, and say whether rescaling will do much at small learning rates",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,9 @@ it.
 
 A criterion must obey one law: the energies of the rescaled model are E exp(−2s). Then the minimum
 is the same model, whatever rescaling of it is conditioned, and conditioning twice does nothing.
+diag(G) and what weights read follow rescalings in all cases but one: under "paper", BatchNorms that
+have tracked no batch are measured on the example, whose σ follows a scale in front of them, and the
+rescaling leaves the model's σ as it is. Then a second call moves the model again.
 
 >>> import torch, pathcond
 >>> model = torch.nn.Sequential(
@@ -47,11 +50,17 @@ class Criterion(ABC):
             ``pace="keep"`` makes sense.
         is_balance: Whether the minimum is a balance of weights itself. Others are kept near one
             (``balance_bounds``), as theirs may lie anywhere.
+        needs_whole_batch: Whether ``symmetry.example_inputs`` must hold every sample of the batch,
+            as for a loss that has a label for each; otherwise it may hold the first ones only.
     """
 
     measures: ClassVar[Measurement] = "diagonal"
     shares_energy: ClassVar[bool] = True
     is_balance: ClassVar[bool] = False
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        return False
 
     @abstractmethod
     def energies(

@@ -99,7 +99,7 @@ class ConditionedTraining:
         captured = {name: options.pop(name) for name in EXAMPLES if name in options}
         settings = {
             name: options[name]
-            for name in ("normalization", "approximate", "frozen")
+            for name in ("normalization", "approximate", "frozen", "criterion")
             if name in options
         }
         prepared = prepare(model, example_inputs, **settings, **captured)

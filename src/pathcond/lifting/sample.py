@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..capture.nodes import Graph
+from ..symmetry.sizes import Example
 from ..symmetry.symmetry import Symmetry
 
 
@@ -38,7 +39,18 @@ class Prepared:
     Attributes:
         symmetry: Its Symmetry.
         sample: One sample's way through it.
+        whole_batch: The example batch with all its samples, where a criterion needs them and the
+            Symmetry's example holds only the first ones; else None.
     """
 
     symmetry: Symmetry
     sample: Sample
+    whole_batch: Any = None
+
+    @property
+    def symmetry_of_whole_batch(self) -> Symmetry:
+        """The Symmetry, with all samples that were kept as its example."""
+        if self.whole_batch is None:
+            return self.symmetry
+        given = Example(inputs=self.whole_batch)
+        return replace(self.symmetry, examples=(given, *self.symmetry.examples[1:]))

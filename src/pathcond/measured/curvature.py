@@ -42,13 +42,14 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..capture.isolation import isolated, replaced
 from ..capture.models import fresh_call, returned_leaves
-from ..capture.outputs import first_samples
+from ..capture.outputs import count_samples, first_samples
 from ..criteria.criterion import Criterion, require_model
 from ..distributed.sharding import is_sharded
 from ..errors import EnergyRangeError, UnsupportedModelError
 from ..interrupts import let_interrupts_through, uninterrupted
 from ..solvers.balance import balance_point
 from ..symmetry.symmetry import Symmetry
+from ..text import count_of
 from ..wrappers import unwrap
 from .differentiable import differentiable
 
@@ -93,6 +94,10 @@ class Curvature(Criterion):
             )
         if self.weight not in ("rank", "size"):
             raise ValueError(f'weight must be "rank" or "size", not {self.weight!r}')
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        return self.loss is not None
 
     def energies(
         self, symmetry: Symmetry, g: Mapping[str, Tensor], model: nn.Module | None
@@ -208,7 +213,8 @@ class Curvature(Criterion):
             replaced(model, values),
             differentiable(),
         ):
-            yield _Outputs(model(*args, **kwargs), self.loss), blocks, again
+            outputs = model(*args, **kwargs)
+            yield _Outputs(outputs, self.loss, count_samples((args, kwargs))), blocks, again
 
     def _largest(
         self,
@@ -235,16 +241,17 @@ class Curvature(Criterion):
             ) from error
         if not math.isfinite(value):
             raise EnergyRangeError(
-                f"The curvature of {name} is {value}: outputs, or the loss, are not finite on "
-                "the example batch."
+                f"The curvature of {name} is {value} on the example batch: outputs, or derivatives "
+                "of the loss, are not finite, or so large that their squares overflow "
+                f"{block.dtype} (the largest output is {outputs.largest():.2g})."
             )
         return max(value, 0.0)
 
 
 class _Outputs:
-    """The outputs of one call, and products with J and A."""
+    """The outputs of one call on some samples, and products with J and A."""
 
-    def __init__(self, outputs: Any, loss: Callable[[Any], Tensor] | None) -> None:
+    def __init__(self, outputs: Any, loss: Callable[[Any], Tensor] | None, samples: int) -> None:
         self.tensors = [
             leaf
             for leaf in returned_leaves(outputs, caches=False)
@@ -253,9 +260,9 @@ class _Outputs:
         self.copies: list[Tensor] = []
         self.slopes: list[Tensor] = []
         if loss is not None:
-            self._take(outputs, loss)
+            self._take(outputs, loss, samples)
 
-    def _take(self, outputs: Any, loss: Callable[[Any], Tensor]) -> None:
+    def _take(self, outputs: Any, loss: Callable[[Any], Tensor], samples: int) -> None:
         """Follow the loss from copies of the outputs: its own derivatives, and none of the
         model's.
         """
@@ -270,7 +277,10 @@ class _Outputs:
             value = loss(tree_unflatten(leaves, spec))
         except Exception as error:
             raise ValueError(
-                f"The loss of Curvature fails on the model's output (shapes {shapes}): {error}"
+                "The loss of Curvature fails on the model's output for "
+                f"{count_of(samples, 'sample')} (shapes {shapes}): {str(error).rstrip('.')}. "
+                "samples= of Curvature bounds their number, and so does pathcond.prepare unless it "
+                "is given the criterion."
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = (
@@ -298,6 +308,11 @@ class _Outputs:
                 materialize_grads=True,
             )
             self.slopes = list(slopes)
+
+    def largest(self) -> float:
+        """The largest absolute value of an output; NaN where one is."""
+        found = [float(out.detach().abs().max()) for out in self.tensors if out.numel()]
+        return float(torch.tensor([0.0, *found]).max())
 
     def random(self, seed: int = 0) -> list[Tensor]:
         """Random directions in the space of outputs, the same ones for the same seed."""

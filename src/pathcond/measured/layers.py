@@ -19,7 +19,8 @@ of least squares. Then a_out / a_in stands for exp((K d)_in − (K d)_out).
 
 Means over the units of a layer do not follow scales of single units. So they are measured at one
 rescaling of the model, wherever it stands: the minimum for a share of 0. All rescalings of a model
-have the same c, and conditioning twice does nothing. The minimum for any other share is that one
+have the same c, and conditioning twice does nothing (under "paper" once BatchNorms have tracked a
+batch; see ``criteria.criterion``). The minimum for any other share is that one
 moved by share · d.
 """
 

@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,8 +27,11 @@ from .arguments import Point
 
 logger = logging.getLogger("pathcond")
 
-# Where errors are not looked for as long as there are other places: the user knows his own files.
-NOT_THE_USERS = (Path(__file__).parents[1], Path(torch.__file__).parent)
+OURS = Path(__file__).parents[1]
+TORCH = Path(torch.__file__).parent
+STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
+GENERATED = ("<frozen", "<eval_with_key")  # what files of Python itself and of torch.fx are called
 
 
 class WrongCallableError(TypeError):
@@ -234,21 +238,30 @@ def _take_over(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """An error in one line: its type, its message, and the line of the user's code that it came
-    from.
+    """An error in one line: its type, its message, and the line that it came from: the innermost
+    one of the user's code, else of this package.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if not any(folder in Path(frame.filename).parents for folder in NOT_THE_USERS)
-    ]
     text = " ".join(str(error).split())
-    place = (own or frames)[-1:]
     where = "".join(
-        f" ({Path(frame.filename).name}:{frame.lineno}, in {frame.name})" for frame in place
+        f" ({Path(frame.filename).name}:{frame.lineno}, in {frame.name})"
+        for frame in sorted(frames, key=_familiarity)[-1:]
     )
     return f"{type(error).__name__}{': ' * bool(text)}{text}{where}"
+
+
+def _familiarity(frame: traceback.FrameSummary) -> int:
+    """How well the user knows the file of a line: his own files best, then installed packages,
+    which may hold his model, then this package; torch and the standard library least.
+    """
+    path = Path(frame.filename)
+    if OURS in path.parents:
+        return 1
+    if TORCH in path.parents or frame.filename.startswith(GENERATED):
+        return 0
+    if INSTALLED.intersection(path.parts):
+        return 2
+    return 0 if STANDARD_LIBRARY in path.parents else 3
 
 
 def _show(value: object) -> str:

@@ -58,6 +58,11 @@ class Conditioning:
         return len(self.log_scales)
 
     @property
+    def changed(self) -> bool:
+        """Whether any unit has another scale than 1; otherwise the model is as it was."""
+        return bool(self.log_scales.any())
+
+    @property
     def num_parameters(self) -> int:
         """Trainable parameters."""
         return sum(sample.count for sample in self.diagonal)

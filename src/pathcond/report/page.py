@@ -47,7 +47,8 @@ def render(template: str, *, package: str = "pathcond.report", **values: Any) ->
 def conditioning_page(report: Conditioning, name: str | None = None) -> str:
     """The page of one conditioning, under the given name or that of the model's class."""
     values = conditioning(report, name)
-    return render("conditioning.html.jinja", title=f"{values['name']}, conditioned", **values)
+    done = "conditioned" if report.changed else "as it was"
+    return render("conditioning.html.jinja", title=f"{values['name']}, {done}", **values)
 
 
 def conditioning(report: Conditioning, name: str | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def report_table(report: Conditioning) -> str:
     layer, what is pinned.
     """
     approximate = ", approximate" if report.approximate else ""
-    done = "conditioned" if report.num_units else "is as it was"
+    done = "conditioned" if report.changed else "is as it was"
     head = (
         f"{report.model_name} {done}: {count_of(report.num_units, 'unit')} in "
         f"{count_of(len(report.groups), 'group')}, "
@@ -67,7 +67,7 @@ def report_table(report: Conditioning) -> str:
 
 def paths_table(log10_paths: float, path_norm: float, off_path: dict[str, str], regime: str) -> str:
     """The path lifting in a few lines: how many paths, what lies on none, and whether rescaling
-    will do much.
+    will do much at small learning rates.
     """
     lines = [f"Paths: 10^{log10_paths:.2f}, ‖Φ‖₂ = {path_norm:.4g}", regime]
     if off_path:
