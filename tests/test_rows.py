@@ -27,6 +27,13 @@ def test_what_is_appended_is_read_and_not_run_again(tmp_path: Path) -> None:
     assert rows.missing([job(0), other_order, job(1, "enorm"), job(2)]) == [job(1, "enorm"), job(2)]
 
 
+def test_of_a_run_that_was_computed_again_the_last_row_counts(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    for seed, value in ((0, 1.0), (1, 2.0), (0, 3.0)):
+        rows.append(job(seed), {"value": value}, ORIGIN)
+    assert [(row.job["seed"], row.result["value"]) for row in rows] == [(0, 3.0), (1, 2.0)]
+
+
 @pytest.mark.parametrize("cut", range(2, 60, 7))
 def test_a_line_that_was_not_finished_does_not_count(cut: int, tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
@@ -99,7 +106,7 @@ def test_files_may_be_put_together(tmp_path: Path) -> None:
     two.append(job(1), {"epochs": 9}, ORIGIN)
     two.append(job(2), {"epochs": 5}, ORIGIN)
     one.path.write_bytes(one.path.read_bytes() + two.path.read_bytes())
-    assert [row.result["epochs"] for row in one] == [3, 4, 5]
+    assert [row.result["epochs"] for row in one] == [3, 9, 5]  # the last of a run counts
 
 
 def test_a_newline_that_an_editor_took(tmp_path: Path) -> None:

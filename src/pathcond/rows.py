@@ -61,16 +61,15 @@ class Rows:
     path: Path
 
     def __iter__(self) -> Iterator[Row]:
-        """Every finished run, in the order in which they finished; the first, where somebody
-        computed one twice.
+        """Every finished run, in the order in which they finished; the last, where one was computed
+        again.
         """
+        found: dict[str, Row] = {}
         if self.path.exists():
-            seen = set()
             with self.path.open("rb") as file:
                 for row in self._read_finished(file):
-                    if _key(row.job) not in seen:
-                        seen.add(_key(row.job))
-                        yield row
+                    found[_key(row.job)] = row
+        yield from found.values()
 
     def missing(self, jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The jobs that have no row yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,7 @@ from pathcond_paper.training.networks import LanguageModel, VisionTransformer
 from pathcond_paper.training.recipe import Recipe, Run
 from pathcond_paper.training.searching import search
 from pathcond_paper.training.starting import Starts
-from pathcond_paper.training.training import Data, train
+from pathcond_paper.training.training import Curves, Data, train
 from pathcond_paper.tuning import best, comparison
 from pathcond_paper.tuning.settings import METHODS, SEARCHED, SMOKE
 
@@ -118,7 +119,12 @@ def test_the_grid_grows_until_the_best_rate_is_inside(
     assert rates == sorted(rates)
     assert max(rates) == 0.02 * 2**comparison.EXTENSIONS  # slower than any good rate to begin with
     best = min(rates, key=lambda rate: results[0]["test_loss"][rates.index(rate)])
-    assert results[1]["learning_rate"] == results[2]["learning_rate"] == [best / 2, best, 2 * best]
+    fresh = results[1]["learning_rate"]
+    assert fresh == results[2]["learning_rate"]
+    assert {best / 2, best, 2 * best} <= set(fresh)
+    # theirs grow likewise
+    assert fresh == sorted(fresh)
+    assert not tuned.unsettled([Row(job, results[job["seed"]], {}) for job in jobs])
 
 
 @pytest.mark.parametrize("method", ["as-is", "searched"])
@@ -141,6 +147,36 @@ def test_what_was_chosen_in_an_earlier_sweep_is_not_trained_again(
     assert result["learning_rate"] == whole[1][1]["learning_rate"]
     # scales of a search are rounded in its row
     assert result["test_loss"] == pytest.approx(whole[1][1]["test_loss"], rel=1e-3)
+
+
+def test_fresh_seeds_whose_best_rate_is_at_an_end_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what they have; rates that are inside are content."""
+    name = "smoke-digits-ae-sgd"
+    jobs = [{"setting": name, "method": "as-is", "seed": seed} for seed in (0, 1, 2)]
+    losses = {0.25: 0.9, 0.5: 0.8, 1.0: 0.7}
+    rows = [
+        Row(
+            job,
+            row(name, "as-is", job["seed"], {0.5: 0.0} if not job["seed"] else losses).result,
+            {},
+        )
+        for job in jobs
+    ]
+    assert tuned.unsettled(rows) == jobs[1:]
+    inside = [row(name, "as-is", seed, losses | {1.0: 0.85}) for seed in (1, 2)]
+    assert tuned.unsettled(inside) == []
+    trained: list[float] = []
+
+    def train(runs: Sequence[Run], *rest: object) -> list[Curves]:
+        trained.extend(run.learning_rate for run in runs)
+        return [Curves(test_loss=[0.6 if run.learning_rate == 2 else 0.65]) for run in runs]
+
+    monkeypatch.setattr(comparison, "train", train)
+    found = list(tuned.run(jobs[1:], Place(rows=rows), lambda share, what: None))
+    assert trained == [2.0, 2.0, 4.0, 4.0]
+    for _, result in found:
+        assert result["learning_rate"] == [0.25, 0.5, 1.0, 2.0, 4.0]
+        assert result["test_loss"] == [0.9, 0.8, 0.7, 0.6, 0.65]
 
 
 def test_only_the_default_leaves_its_criterion_open() -> None:
@@ -166,7 +202,8 @@ def test_methods_are_told_at_the_best_of_three_rates() -> None:
     found = best.find_tuned(rows, "ae-sgd", "as-is")
     assert found is not None
     assert (found.rate, found.losses) == (2.0, [0.45, 0.43])
-    assert found.width == pytest.approx(math.log10(2))  # 0.404 is within 1 % of 0.4
+    assert found.width == (pytest.approx(math.log10(2)), None)  # 0.404 is within 1 % of 0.4
+    assert not found.at_edge
     assert best.share(rows, "ae-sgd", "norms") == pytest.approx((0.44 - 0.36) / (0.44 - 0.34))
     assert best.share(rows, "ae-sgd", "lsuv") is None
     assert "80%" in tuned.table(rows)

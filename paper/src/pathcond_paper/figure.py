@@ -116,6 +116,8 @@ class Figure(Protocol):
         CHANGED: By method, or by part where a figure has no methods, the day since which its runs
             are made as they are now: the page tells how many rows are older. A figure without it
             has none.
+
+    A module may also have ``unsettled(rows)``: the runs among finished ones that have to go on.
     """
 
     DATASETS: Mapping[Preset, Sequence[str]]

@@ -163,7 +163,7 @@ def _unknown(name: str | None) -> str:
 def _compute(sweep: Sweep, request: Request, command: str) -> FailedRunsError | None:
     """Compute what is missing, watched; returns what failed."""
     place = Place(device=request.device, data=request.data.resolve() if request.data else None)
-    runs = len(sweep.missing)
+    runs = len(sweep.missing) + len(sweep.unsettled)
     # What libraries print must not mix with rows that a program reads
     with watching(sweep.name, runs, sys.stderr) as watch, redirect_stdout(sys.stderr):
         try:

@@ -98,6 +98,13 @@ class Sweep:
         return self.file.missing(self.chosen)
 
     @property
+    def unsettled(self) -> list[Job]:
+        """Those to be computed that have a row with which the figure is not content."""
+        find = getattr(self.figure, "unsettled", None)
+        left = find(list(self.file)) if find else []
+        return [job for job in self.chosen if job in left]
+
+    @property
     def rows(self) -> list[Row]:
         """All finished runs, those of the jobs first and in their order, whenever they finished."""
         self._refuse_others()
@@ -140,7 +147,7 @@ class Sweep:
         command: str,
         watch: Callable[[Event], object],
     ) -> None:
-        missing = self.missing
+        missing = self.missing + self.unsettled
         if not missing:
             return  # also without the data and the device that they were made with
         for dataset in self.figure.DATASETS[self.preset]:

@@ -25,8 +25,8 @@ NEAR = 0.01  # above the least loss, as a share of it: what counts as near the b
 
 
 class Comparison:
-    """Methods of one setting, each at its own rates; ``chosen`` has what the choosing seed came to,
-    of methods for which it is known, ``unfinished`` the trainings of a comparison that was stopped.
+    """Methods of one setting, each at its own rates; ``known`` has what came of earlier sweeps, by
+    method and seed, ``unfinished`` the trainings of one that was stopped.
     """
 
     def __init__(
@@ -34,13 +34,14 @@ class Comparison:
         setting: Setting,
         place: Place,
         methods: Sequence[str],
-        chosen: Mapping[str, Result],
+        known: Mapping[tuple[str, int], Result],
         progress: Progress,
         unfinished: Unfinished,
     ) -> None:
         self.setting = setting
         self.methods = methods
-        self.chosen = chosen
+        self.known = known
+        self.chosen = {method: found for (method, seed), found in known.items() if seed == CHOOSING}
         self.progress = progress
         self.unfinished = unfinished
         before = unfinished.load() or {"curves": [], "layer_scales": None}
@@ -49,14 +50,14 @@ class Comparison:
         self.layer_scales: Sequence[float] | None = before["layer_scales"]
         dataset = load(setting.dataset, place.data)
         self.data = Data.of(dataset, place.device, train=setting.train, test=setting.test)
-        known = dict(METHODS)
+        tried = dict(METHODS)
         if set(methods) & set(SEARCHED):
             self.layer_scales = self._search()
             unfinished.keep(self._state)
             for method in SEARCHED:
-                known[method] = replace(METHODS[method], layer_scales=self.layer_scales)
+                tried[method] = replace(METHODS[method], layer_scales=self.layer_scales)
         every = len(self.data.x) // setting.batch
-        self.recipe = replace(setting.recipe(known), teleport_every=every)
+        self.recipe = replace(setting.recipe(tried), teleport_every=every)
         self.starts = Starts(self.recipe, self.data.x[: setting.batch])
 
     def _search(self) -> Sequence[float]:
@@ -90,15 +91,34 @@ class Comparison:
                     grid.append(max(grid) * 2)
 
     def repeat(self, seeds: Sequence[int]) -> None:
-        """Train fresh seeds at every method's best rate and its neighbours."""
-        self._train(
-            [
-                (method, factor * self._best(method), seed)
-                for method in self.methods
-                for factor in (0.5, 1.0, 2.0)
-                for seed in seeds
-            ]
-        )
+        """Train fresh seeds at every method's best rate and its neighbours, and at further rates
+        while the best one for them is at an end.
+        """
+        if not seeds:
+            return
+        windows = {method: self._window(method, seeds) for method in self.methods}
+        for _ in range(1 + EXTENSIONS):
+            self._train(
+                [
+                    (method, rate, seed)
+                    for method, window in windows.items()
+                    for rate in window
+                    for seed in seeds
+                ]
+            )
+            for method, window in windows.items():
+                results = [self._result(method, seed) for seed in seeds]
+                further = beyond(results)
+                window.extend([further] if further else [])
+
+    def _window(self, method: str, seeds: Sequence[int]) -> list[float]:
+        """The rates of fresh seeds to begin with: those that an earlier sweep trained, or the best
+        one of the choosing seed and its neighbours.
+        """
+        before = [self.known[method, seed] for seed in seeds if (method, seed) in self.known]
+        if before:
+            return sorted(set.union(*(set(result["learning_rate"]) for result in before)))
+        return [factor * self._best(method) for factor in (0.5, 1.0, 2.0)]
 
     def results(self, jobs: Sequence[Job], seed: int) -> Iterator[tuple[Job, Result]]:
         """What the runs of one seed came to, over the learning rate, and how many of them an
@@ -106,15 +126,25 @@ class Comparison:
         """
         for job in jobs:
             if job["seed"] == seed:
-                runs = {
-                    run: curves
-                    for run, curves in self.curves.items()
-                    if run.method == job["method"] and run.seed == seed
-                }
-                by_rate = {run.learning_rate: curves for run, curves in runs.items()}
+                runs = self._runs(job["method"], seed)
                 before = len(self.trained_before & set(runs))
                 stopped = {"stopped_after": before} if before else {}
-                yield job, _over_rates(dict(sorted(by_rate.items()))) | stopped
+                yield job, self._result(job["method"], seed) | stopped
+
+    def _runs(self, method: str, seed: int) -> dict[Run, Curves]:
+        return {
+            run: curves
+            for run, curves in self.curves.items()
+            if run.method == method and run.seed == seed
+        }
+
+    def _result(self, method: str, seed: int) -> Result:
+        """All that is known of a method with a seed, over the learning rate."""
+        runs = self._runs(method, seed)
+        found = [self.known[method, seed]] if (method, seed) in self.known else []
+        if runs:
+            found.append(_over_rates({run.learning_rate: curves for run, curves in runs.items()}))
+        return _joined(found)
 
     def _best(self, method: str) -> float:
         losses = self._losses(method)
@@ -132,12 +162,16 @@ class Comparison:
 
     def _train(self, wanted: Sequence[tuple[str, float, int]]) -> None:
         runs = [Run(method=method, learning_rate=rate, seed=seed) for method, rate, seed in wanted]
-        runs = [run for run in runs if run not in self.curves]
+        runs = [run for run in runs if run not in self.curves and not self._is_known(run)]
         for start in range(0, len(runs), self.setting.at_once):
             part = runs[start : start + self.setting.at_once]
             found = train(part, self.recipe, self.data, self.progress, self.starts)
             self.curves.update(zip(part, found, strict=True))
             self.unfinished.keep(self._state)
+
+    def _is_known(self, run: Run) -> bool:
+        found = self.known.get((run.method, run.seed))
+        return found is not None and run.learning_rate in found["learning_rate"]
 
     def _state(self) -> State:
         return {
@@ -156,6 +190,44 @@ def _over_rates(runs: Mapping[float, Curves]) -> Result:
         **{name: [end[name] for end in ends] for name in ends[0]},
         **{name: value for name, value in first.items() if name in told},
     }
+
+
+def _joined(results: Sequence[Result]) -> Result:
+    """Results at several rates as one, in the order of the rates.
+
+    >>> _joined(
+    ...     [{"learning_rate": [2.0], "loss": [0.5]}, {"learning_rate": [1.0], "loss": [0.4]}]
+    ... )
+    {'learning_rate': [1.0, 2.0], 'loss': [0.4, 0.5]}
+    """
+    rates = [rate for result in results for rate in result["learning_rate"]]
+    order = sorted(range(len(rates)), key=lambda place: rates[place])
+    by_rate = [
+        key
+        for key, values in results[0].items()
+        if key != "layer_scales" and isinstance(values, list)
+    ]
+    joined = {
+        key: [values[place] for place in order]
+        for key in by_rate
+        for values in [[value for result in results for value in result[key]]]
+    }
+    return results[0] | joined
+
+
+def beyond(results: Sequence[Result]) -> float | None:
+    """The next rate to try, where the best of some seeds is at an end of those that all of them
+    have; None where it is not, or enough were tried.
+
+    >>> beyond([{"learning_rate": [1.0, 2.0, 4.0], "test_loss": [0.3, 0.4, 0.5]}])
+    0.5
+    """
+    losses = [by_rate(result, "test_loss") for result in results]
+    rates = sorted(set.intersection(*(set(loss) for loss in losses)))
+    best = min(rates, key=lambda rate: sum(loss[rate] for loss in losses))
+    if len(rates) >= 3 + EXTENSIONS or best not in (rates[0], rates[-1]):
+        return None
+    return best / 2 if best == rates[0] else best * 2
 
 
 def _last_values(curves: Curves) -> dict[str, float]:
