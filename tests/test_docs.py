@@ -300,6 +300,22 @@ def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
         f"was chosen it has {percent(chosen)}. Of the two that were held out, it has {autoencoder} "
         f"on the autoencoder and {funnel} on the funnel."
     ) in page
+    norms, curvature, by_outputs, between, from_outputs = (
+        percent(shares(method).values())
+        for method in (
+            "norms",
+            "curvature",
+            "norms-by-outputs",
+            "norms-activations",
+            "outputs-activations",
+        )
+    )
+    assert (
+        f"`BalancedNorms()` ({norms} of the searched gain), `Curvature()` ({curvature}), norms "
+        f"balanced by outputs ({by_outputs}), a quarter of the way from balanced norms to "
+        f"activations of one size ({between}). A quarter of the way from norms by outputs to such "
+        f"activations has {from_outputs}"
+    ) in page
     full = shares("layers")
     compared = [
         (best.find_tuned(rows, n, "layers"), best.find_tuned(rows, n, "as-is")) for n in SETTINGS

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from pathcond.rows import Row
 from pathcond_paper.data import load
 from pathcond_paper.figure import Place
 from pathcond_paper.figures import tuned
+from pathcond_paper.sweep.sweep import Sweep
 from pathcond_paper.training.candidates import bound, log_factors
 from pathcond_paper.training.lsuv import lsuv_
 from pathcond_paper.training.methods import Method
@@ -177,6 +179,25 @@ def test_fresh_seeds_whose_best_rate_is_at_an_end_go_on(monkeypatch: pytest.Monk
     for _, result in found:
         assert result["learning_rate"] == [0.25, 0.5, 1.0, 2.0, 4.0]
         assert result["test_loss"] == [0.9, 0.8, 0.7, 0.6, 0.65]
+
+
+def test_a_sweep_computes_what_is_not_settled_and_takes_the_new_row(tmp_path: Path) -> None:
+    sweep = Sweep(
+        name="tuned",
+        figure=tuned,
+        preset="smoke",
+        out=tmp_path,
+        only={"setting": ["smoke-digits-ae-sgd"], "method": ["as-is"]},
+    )
+    losses = {0.25: 0.9, 0.5: 0.8, 1.0: 0.7}
+    for job in sweep.chosen:
+        sweep.file.append(job, row("", "", 0, losses).result, {})
+    assert (sweep.missing, sweep.unsettled) == ([], sweep.chosen[1:])
+    settled = row("", "", 0, losses | {2.0: 0.8}).result
+    for job in sweep.unsettled:
+        sweep.file.append(job, settled, {})
+    assert (sweep.missing, sweep.unsettled) == ([], [])
+    assert [found.result for found in sweep.rows][1:] == [settled] * (len(sweep.chosen) - 1)
 
 
 def test_only_the_default_leaves_its_criterion_open() -> None:
