@@ -75,7 +75,8 @@ def test_every_start_but_lsuv_is_the_same_function(digits: Data) -> None:
     for method in set(METHODS) - {"lsuv", *SEARCHED}:
         start = starts.of(method, 3)
         torch.testing.assert_close(start.model(digits.test_x), before, rtol=1e-4, atol=1e-4)
-        assert method == "as-is" or start.describe_scales()["max_log_scale"] > 0.1
+        unmoved = method == "as-is" or METHODS[method].starts_as_is
+        assert unmoved or start.describe_scales()["max_log_scale"] > 0.1
         assert starts.of(method, 3) is start  # conditioned once for all rates
     assert not torch.allclose(starts.of("lsuv", 3).model(digits.test_x), before, atol=0.1)
 
@@ -198,6 +199,17 @@ def test_a_sweep_computes_what_is_not_settled_and_takes_the_new_row(tmp_path: Pa
         sweep.file.append(job, settled, {})
     assert (sweep.missing, sweep.unsettled) == ([], [])
     assert [found.result for found in sweep.rows][1:] == [settled] * (len(sweep.chosen) - 1)
+
+
+def test_a_network_that_is_conditioned_later_trains_an_epoch_as_it_is(digits: Data) -> None:
+    methods = {name: METHODS[name] for name in ("as-is", "default-later", "default-teleport")}
+    steps = len(digits.x) // 32
+    plan = replace(recipe(**methods), teleport_every=steps, teleport_times=1)
+    runs = [Run(method=name, learning_rate=0.5, seed=0) for name in methods]
+    as_is, later, before = (curves.train_loss for curves in train(runs, plan, digits))
+    assert later[0] == pytest.approx(as_is[0], rel=1e-5)
+    assert abs(later[1] - as_is[1]) > 1e-3
+    assert abs(before[0] - as_is[0]) > 1e-3
 
 
 def test_only_the_default_leaves_its_criterion_open() -> None:

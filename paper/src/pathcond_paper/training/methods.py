@@ -27,6 +27,7 @@ class Method:
         condition: Options of ``condition_`` before training; None to start as initialised.
         balance: After what an ENorm cycle runs, if at all.
         teleports: Whether to condition again every so many steps.
+        starts_as_is: Whether the first teleport is the first conditioning.
         rescaling: In place of ``condition``, what gives the log-scales of a captured network under
             "full".
         layer_scales: In place of ``condition``, a log-scale for every group of units under "full".
@@ -39,6 +40,7 @@ class Method:
     condition: Mapping[str, Any] | None = None
     balance: Literal["step", "epoch"] | None = None
     teleports: bool = False
+    starts_as_is: bool = False
     rescaling: Callable[[nn.Module, Prepared], Tensor] | None = None
     layer_scales: Sequence[float] | None = None
     as_rates: bool = False

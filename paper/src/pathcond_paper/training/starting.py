@@ -84,7 +84,7 @@ class Starts:
         as_built = copy.deepcopy(model) if method.as_rates else model
         if method.data_dependent:
             lsuv_(model, self.example, seed=seed)
-        if method.normalization is None:
+        if method.normalization is None or method.starts_as_is:
             return Start(model=model)
         symmetry = self.prepare_for(method).symmetry
         log_scales = self._rescale(model, method)

@@ -49,6 +49,9 @@ METHODS: dict[str, Method] = {
         condition=_by(PathKernel(), "full") | {"pace": "keep"},
     ),
     "curvature": Method(title="curvature, full", condition=_by(Curvature(), "full")),
+    "curvature-more": Method(
+        title="curvature of 128 samples, full", condition=_by(Curvature(samples=128), "full")
+    ),
     "curvature-by-size": Method(title="curvature by size, full", condition=_by(BY_SIZE, "full")),
     "curvature-by-rank": Method(title="curvature by rank as it stands, full", rescaling=by_rank()),
     "moments": Method(title="curvature by moments, full", condition=_by(Moments(), "full")),
@@ -99,6 +102,12 @@ METHODS: dict[str, Method] = {
     "default-teleport": Method(
         title="the default, again after an epoch", condition={}, teleports=True
     ),
+    "default-later": Method(
+        title="the default after an epoch, not before",
+        condition={},
+        teleports=True,
+        starts_as_is=True,
+    ),
     "blend": Method(title="half curvature, half norms, full", rescaling=blend()),
     "bound": Method(title="curvature × squared norm, full", rescaling=bound(BY_SIZE)),
     "bound-kernel": Method(title="path kernel × squared norm, full", rescaling=bound(PathKernel())),
@@ -119,7 +128,7 @@ NEED_A_NORM = (
     "layers-batch",
 )
 # Teleports move no state here, and rates of parameters are the same for plain SGD alone.
-NEED_PLAIN_SGD = ("teleport", "default-teleport", "searched-rates")
+NEED_PLAIN_SGD = ("teleport", "default-teleport", "default-later", "searched-rates")
 
 
 @dataclass(frozen=True, kw_only=True)
