@@ -21,7 +21,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
 from ..published import SINCE
-from ..sweep.selection import deviation, match_runs, mean, seeds_of, settings_of, spread, where
+from ..sweep.selection import deviation, match_runs, mean, seeds_of, settings_of, where
 from ..training.methods import AT_OTHER_RATES, METHODS, RATE
 from ..training.training import group_jobs, train_jobs
 from . import mlp_depth
@@ -178,8 +178,9 @@ def table(rows: Sequence[Row]) -> str:
         for method in ("paper", "exact"):
             here = where(found, activation=activation, method=method)
             cells = [
-                f"{depth}: {spread([row.result['difference'] for row in where(here, depth=depth)])}"
+                f"{depth}: {mean(found):.1e} ± {deviation(found):.0e}"
                 for depth in settings_of(here, "depth")
+                for found in [[row.result["difference"] for row in where(here, depth=depth)]]
             ]
             lines.append(f"  {activation}, {METHODS[method].title:<26}" + "   ".join(cells))
     training = where(rows, part="training")

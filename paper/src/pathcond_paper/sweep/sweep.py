@@ -150,8 +150,10 @@ class Sweep:
         missing = self.missing + self.unsettled
         if not missing:
             return  # also without the data and the device that they were made with
+        # where some runs name their data set, those that name none need none
+        named = any("dataset" in job for job in self.jobs)
         for dataset in self.figure.DATASETS[self.preset]:
-            if any(job.get("dataset", dataset) == dataset for job in missing):
+            if any(job.get("dataset", None if named else dataset) == dataset for job in missing):
                 load_data(dataset, place.data)
         module = cast(ModuleType, self.figure).__name__
         tasks = self.figure.together(missing)
