@@ -216,7 +216,7 @@ def _drawing(rows: Sequence[Row], variant: Variant) -> Drawing:
     axes[0].set_title(f"{variant.name}, learning rate {rate:g}", loc="left")
     legend_below(drawing, axes)
     label = "fig:cifar10_conv" if rate == RATE else "fig:generalize_all_lrs"
-    same = coinciding({method: where(rows, method=method) for method in METHODS})
+    same = _coinciding({method: where(rows, method=method) for method in METHODS})
     drawing.set_label(
         f"{label}, CIFAR-NV {variant.name}, learning rate {rate:g}: training loss, training and "
         f"test accuracy, smoothed; bands are deviations over seeds.{same}"
@@ -224,7 +224,7 @@ def _drawing(rows: Sequence[Row], variant: Variant) -> Drawing:
     return drawing
 
 
-def coinciding(by_method: dict[str, list[Row]]) -> str:
+def _coinciding(by_method: dict[str, list[Row]]) -> str:
     """Which curves of training loss lie under others, as a sentence; empty if none do."""
     ends = {
         method: mean([mean(row.result["train_loss"]) for row in rows])
@@ -399,7 +399,7 @@ def _earlier(rows: Sequence[Row], variant: Variant) -> Claim:
         if not found:
             return ""
         lead, seeds = _lead(found, NEAR_OPTIMAL, variant)
-        return f"{lead:+.1f} ({seeds})" if math.isfinite(lead) else f"never there ({seeds})"
+        return f"{_signed(lead)} ({seeds})"
 
     told = tell_each(OURS, ahead)
     by_level = "; ".join(
