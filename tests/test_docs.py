@@ -169,7 +169,7 @@ def test_losses_at_equal_rates_are_those_of_the_rows() -> None:
     found = {name: best.at_equal_rates(rows, name, best.DEFAULT).values() for name in SETTINGS}
     assert all(found.values())
     above = {name: max(ratios) for name, ratios in found.items() if max(ratios) > 1.01}
-    assert above.keys() == {"cifar-nv", "resnet20"}
+    assert above.keys() == {"cifar-nv"}
     slower = [
         f"{100 * (max(best.at_equal_rates(rows, name, method, 1).values()) - 1):.0f} %"
         for name, method in (("resnet20", "layers"), ("cifar-nv", "layers"), ("resnet20", "norms"))
@@ -178,7 +178,7 @@ def test_losses_at_equal_rates_are_those_of_the_rows() -> None:
     least, greatest = min(map(min, found.values())), max(map(max, found.values()))
     assert (
         f"the default has {least:.1f} to {greatest:.2f} times its loss, and more than it on "
-        f"CIFAR-NV and ResNet-20 ({above['resnet20']:.2f})"
+        "CIFAR-NV alone"
     ) in page
     assert (
         f"`BalancedLayers(front=1/3)` has up to {slower[0]} more loss on ResNet-20 and {slower[1]} "
@@ -210,12 +210,6 @@ def test_seeds_that_go_wrong_at_equal_rates_are_told() -> None:
     assert (
         f"({100 * wrong[0]:.0f} % and {100 * wrong[1]:.0f} % accuracy), while the other three have "
         f"{100 * (1 - max(others)):.0f} to {100 * (1 - min(others)):.0f} % less loss; at 0.031"
-    ) in page
-    *fine, diverged = ratios("ae-sgd", "layers", 2.0)
-    assert diverged == math.inf
-    assert (
-        f"the other three have {100 * (1 - max(fine)):.0f} to {100 * (1 - min(fine)):.0f} % less "
-        "loss there"
     ) in page
 
 
@@ -265,7 +259,6 @@ def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
     assert stated("README.md", ("as-is", "", "searched")) == 4
     for name, setting, method in (
         ("README.md", "cifar-nv", "layers-batch"),
-        ("README.md", "resnet20", "layers-batch"),
         ("docs/choosing.md", "cifar-nv", "layers-batch"),
         ("docs/choosing.md", "resnet20", "layers"),
         ("docs/choosing.md", "vit", "layers"),
@@ -316,6 +309,8 @@ def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
         f"activations of one size ({between}). A quarter of the way from norms by outputs to such "
         f"activations has {from_outputs}"
     ) in page
+    more = percent(shares("curvature-more").values())
+    assert f"on 128 samples instead of 64 has {more}" in page
     full = shares("layers")
     compared = [
         (best.find_tuned(rows, n, "layers"), best.find_tuned(rows, n, "as-is")) for n in SETTINGS
@@ -355,6 +350,14 @@ def test_what_other_ways_give_at_tuned_rates_is_that_of_the_rows() -> None:
         "default-teleport", "layers-batch", ("mlp-bn-sgd",)
     )
     assert f"{-max(again)} to {-min(again)} % less loss than conditioning once" in page
+    later, before = (
+        [100 * (best.share(rows, name, method) or 0.0) for name in (*sgd, "mlp-bn-sgd")]
+        for method in ("default-later", best.DEFAULT)
+    )
+    assert (
+        f"{min(later):.0f} to {max(later):.0f} % of the searched gain in these settings, where "
+        f"conditioning before training has {min(before):.0f} to {max(before):.0f} %"
+    ) in page
     paper = sorted(
         changes(
             "paper",
@@ -365,9 +368,10 @@ def test_what_other_ways_give_at_tuned_rates_is_that_of_the_rows() -> None:
     resnet, without, with_norm = changes(
         "paper", "as-is", ("resnet20", "cifar-nv", "cifar-nv-norm")
     )
+    assert resnet == 0
     assert (
         f"{-paper[3]} to {-paper[0]} % less loss on four of the five autoencoders on MNIST, "
-        f"{paper[4]} % more on the fifth; {-resnet} % less on ResNet-20, {without} % more on "
+        f"{paper[4]} % more on the fifth; as much on ResNet-20, {without} % more on "
         f"CIFAR-NV, {with_norm} % more with a last BatchNorm"
     ) in page
     curvature = best.find_tuned(rows, "resnet20", "curvature")
@@ -403,8 +407,11 @@ def test_what_the_path_kernel_gives_under_each_normalization_value_is_that_of_th
 
     page = " ".join((ROOT / "docs/choosing.md").read_text().split())
     full, paper, *others = changes("resnet20", "full", "paper", "absorb", "gain")
-    assert others == [0, 0]
-    assert f'ResNet-20 gains {-full} % by "full", {-paper} % by "paper" and nothing by' in page
+    assert paper == 0
+    assert (
+        f'ResNet-20 gains {-full} % by "full", nothing by "paper" and loses {min(others)} to '
+        f"{max(others)} % by the others"
+    ) in page
     absorb, full = changes("vit", "absorb", "full")
     assert f'transformer gains {-absorb} % by "absorb" and loses {full} % by "full".' in page
     absorb, *others = changes("cifar-nv-norm", "absorb", "full", "paper", "gain")
@@ -426,7 +433,15 @@ def test_gains_at_tuned_rates_are_those_of_the_rows() -> None:
         )
         assert ours < as_is
         gains[name] = 100 * (1 - ours / as_is)
-    little = ("mlp-bn-sgd", "mlp-sgd", "funnel-momentum", "vit", "language-model", "cifar-ae-adam")
+    little = (
+        "resnet20",
+        "mlp-bn-sgd",
+        "mlp-sgd",
+        "funnel-momentum",
+        "vit",
+        "language-model",
+        "cifar-ae-adam",
+    )
     uneven = ("ae-sgd", "ae-adam", "deep-ae-sgd", "deep-ae-momentum", "deep-ae-adam")
     for path, words, names in (
         ("README.md", "falls by {} to {} %", little),
