@@ -293,6 +293,16 @@ def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
         f"was chosen it has {percent(chosen)}. Of the two that were held out, it has {autoencoder} "
         f"on the autoencoder and {funnel} on the funnel."
     ) in page
+    found = {
+        autoencoders: [name for name in searched if ("ae" in name) is autoencoders]
+        for autoencoders in (True, False)
+    }
+    gains = [-change(rows, "searched", "as-is", name) for name in found[True]]
+    assert (
+        f"Over the six autoencoders, where the search gains {min(gains)} to {max(gains)} %, it has "
+        f"{percent(default[name] for name in found[True])}"
+    ) in page
+    assert {-change(rows, "searched", "as-is", name) for name in found[False]} == {1}
     norms, curvature, by_outputs, between, from_outputs = (
         percent(shares(method).values())
         for method in (
