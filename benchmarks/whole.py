@@ -18,6 +18,7 @@ prints how many times longer that takes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -57,14 +58,16 @@ def measure(name: str) -> dict[str, Any]:
             for parameter in model.parameters():
                 parameter.mul_(1.0)
 
-    scales = torch.zeros(symmetry.num_units)
+    # to and fro, so that weights stay where they are; with scales of 1 nothing would be written
+    drawn = torch.rand(symmetry.num_units, generator=torch.Generator().manual_seed(0)) - 0.5
+    scales = itertools.cycle((drawn, -drawn))
     seconds = {
         "pass": quickest(one_pass),
         "whole": measure_call(name),
         "capture": quickest(lambda: (capture_all(model, batch), capture_sample(model, batch))),
         "search": quickest(lambda: symmetry_of(model, graphs, normalization="batch")),
         "captured": quickest(condition_captured),
-        "rescale": quickest(lambda: pathcond.rescale_(model, symmetry, scales, verify=False)),
+        "rescale": quickest(lambda: pathcond.rescale_(model, symmetry, next(scales), verify=False)),
         "mul": quickest(multiply),
     }
     return {
