@@ -25,7 +25,7 @@ from pathcond import Report, condition_
 from pathcond.condition import prepare
 from pathcond.networks import cifar_nv, mlp, resnet18_c
 
-from .measuring import format_row, write
+from .measuring import file_of, format_row, write
 
 ARCHITECTURES = {
     "mlp": lambda: mlp(batch_norm=True),
@@ -112,14 +112,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--models", nargs="*", default=list(ARCHITECTURES))
-    parser.add_argument("--out", default="benchmarks/conditioning.json")
+    parser.add_argument("--out")
     options = parser.parse_args()
     condition_(mlp((16,), inputs=8).to(options.device), torch.randn(4, 8, device=options.device))
     images, rows = Images(options.images), []
     for name in options.models:
         rows.append(measure(name, images, options.device))
         print(format_row(rows[-1]), flush=True)
-    write(options.out, rows)
+    write(options.out or file_of("conditioning", options.device), rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Cost of diag(G) beside a float64 forward and backward pass of one sample, and how it grows with
 depth.
 
-    python -m benchmarks.energy [--models resnet18 vgg16] [--device cuda] [--out
-    benchmarks/energy.json]
+    python -m benchmarks.energy [--models resnet18 vgg16] [--device cuda] [--out FILE]
 
 ``energy`` is the walk and the backward pass on a captured model with running statistics,
 ``calibrated`` the same where statistics are measured on a batch of two, ``capture`` what comes
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from pathcond.lifting.lifting import capture_sample, path_energy
 from pathcond.lifting.sample import Sample
 
-from .measuring import PeakMemory, activation_bytes, format_row, median_seconds, write
+from .measuring import PeakMemory, activation_bytes, file_of, format_row, median_seconds, write
 
 MODELS = ("resnet18", "resnet50", "resnet152", "vgg16")
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -122,7 +121,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", default="benchmarks/energy.json")
+    parser.add_argument("--out")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
@@ -131,7 +130,12 @@ def main() -> None:
         print(format_row(rows[-1]), flush=True)
     exponent, depths = depth_exponent(options.repeats, options.device)
     print(f"MLPs of depth {DEPTHS[0]} to {DEPTHS[-1]}: seconds ~ depth^{exponent:.2f}")
-    write(options.out, rows, depth_exponent=exponent, depths=depths)
+    write(
+        options.out or file_of("energy", options.device),
+        rows,
+        depth_exponent=exponent,
+        depths=depths,
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 import pathcond
 
-from .measuring import GpuMemory, PeakMemory, format_row, write
+from .measuring import GpuMemory, PeakMemory, file_of, format_row, write
 
 FeedForward = Literal["gated", "relu"]
 TOKENS = (2, 128)
@@ -285,14 +285,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=["1e6", "1e7", "1e8"], choices=list(CONFIGS))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--out", default="benchmarks/growth.json")
+    parser.add_argument("--out")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
 
     def tell(row: dict[str, Any]) -> None:
         print(format_row(row), flush=True)
         rows.append(row)
-        write(options.out, rows)  # after every row: the last ones take longest
+        write(
+            options.out or file_of("growth", options.device), rows
+        )  # after every row: the last ones take longest
 
     kinds: tuple[FeedForward, ...] = ("gated", "relu")
     for kind in kinds:

@@ -118,6 +118,15 @@ def _processor() -> str:
     return platform.machine()
 
 
+def file_of(benchmark: str, device: str) -> str:
+    """Where a benchmark writes unless told otherwise; figures of a GPU are kept apart.
+
+    >>> file_of("growth", "cuda:1")
+    'benchmarks/growth_cuda.json'
+    """
+    return f"benchmarks/{benchmark}{'_cuda' if device.startswith('cuda') else ''}.json"
+
+
 def write(path: str, rows: list[dict[str, Any]], **more: Any) -> None:
     """Write rows with the machine and the commit that they were measured on."""
     environment = {

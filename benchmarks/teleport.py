@@ -1,8 +1,7 @@
 """Cost of teleporting once per epoch beside the same training without it, and of one teleport in
 training steps, by stage.
 
-    python -m benchmarks.teleport [--device cuda] [--epochs 3] [--steps 390] [--out
-    benchmarks/teleport.json]
+    python -m benchmarks.teleport [--device cuda] [--epochs 3] [--steps 390] [--out FILE]
 
 CIFAR-NV by SGD with momentum on images of CIFAR-10's size and number, through the ``DataLoader`` of
 benchmarks/conditioning.py. Two networks train in turns, an epoch each, so that whatever else the
@@ -27,7 +26,7 @@ import pathcond
 from pathcond.networks import cifar_nv
 
 from .conditioning import Images, step
-from .measuring import format_row, write
+from .measuring import file_of, format_row, write
 
 STEPS_PER_EPOCH = 390
 
@@ -73,7 +72,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS_PER_EPOCH)
     parser.add_argument("--batch", type=int, default=16, help="samples of the example batch")
-    parser.add_argument("--out", default="benchmarks/teleport.json")
+    parser.add_argument("--out")
     options = parser.parse_args()
     images = Images(50_000)
     batch = torch.stack([images[i][0] for i in range(options.batch)])
@@ -110,7 +109,7 @@ def main() -> None:
         },
     }
     print(format_row(row), flush=True)
-    write(options.out, [row])
+    write(options.out or file_of("teleport", options.device), [row])
 
 
 if __name__ == "__main__":
