@@ -292,9 +292,8 @@ def main() -> None:
     def tell(row: dict[str, Any]) -> None:
         print(format_row(row), flush=True)
         rows.append(row)
-        write(
-            options.out or file_of("growth", options.device), rows
-        )  # after every row: the last ones take longest
+        # after every row: the last ones take longest
+        write(options.out or file_of("growth", options.device), rows)
 
     kinds: tuple[FeedForward, ...] = ("gated", "relu")
     for kind in kinds:
