@@ -496,3 +496,23 @@ def test_modes_with_one_program_are_captured_once_at_other_sizes() -> None:
     )
     given_sizes, other = capture_all(model, inputs)
     assert [graph.training for graph in other.graphs] == [False, True]
+
+
+def test_without_values_train_mode_runs_at_the_sizes_of_the_example_alone() -> None:
+    """On the meta device captures are not watched; runs beside them see what sizes decide. At other
+    sizes, train mode is known to go the way of eval mode.
+    """
+    ran: list[tuple[bool, int]] = []
+
+    def noting(module: nn.Module, args: Any) -> None:
+        ran.append((module.training, len(args[0])))
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    model.register_forward_pre_hook(noting)
+    captures = capture_all(model, torch.randn(6, 3, device="meta"))
+    assert [[graph.training for graph in each.graphs] for each in captures] == [
+        [False, True],
+        [False],
+    ]
+    assert [size for training, size in ran if training] == [6, 6]

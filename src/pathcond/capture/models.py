@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed.sharding import is_sharded
@@ -122,7 +124,7 @@ def _leaves(value: Any, caches: bool, seen: list[Any]) -> list[Any]:
             raise HiddenOutputError("the model returns a sparse tensor: return it as a dense one")
         return [
             value,
-            *(leaf for part in vars(value).values() for leaf in _leaves(part, caches, seen)),
+            *(leaf for part in _attached(value) for leaf in _leaves(part, caches, seen)),
         ]
     if any(value is known for known in seen) or (not caches and is_cache(value)):
         return []
@@ -130,6 +132,18 @@ def _leaves(value: Any, caches: bool, seen: list[Any]) -> list[Any]:
         # The object itself is kept: the id of one that is gone may be given again.
         seen.append(value)
     return [leaf for part in _parts(value) for leaf in _leaves(part, caches, seen)]
+
+
+def _attached(tensor: Tensor) -> list[Any]:
+    """What the model has put on a tensor; torch itself does so on tensors without values."""
+    torchs = _attributes_without_values() if isinstance(tensor, FakeTensor) else ()
+    return [part for name, part in vars(tensor).items() if name not in torchs]
+
+
+@functools.cache
+def _attributes_without_values() -> frozenset[str]:
+    with FakeTensorMode():
+        return frozenset(vars(torch.empty(())))
 
 
 def is_cache(value: Any) -> bool:

@@ -138,14 +138,14 @@ def find_other_ways(
     return OtherWays(ways=tuple(search.ways), unfollowed=tuple(search.open()))
 
 
-def watch_run(model: nn.Module, example: Example) -> Run:
-    """Run a model in both modes, to see what it decides by sizes.
+def watch_run(model: nn.Module, example: Example, modes: Sequence[bool] = (False, True)) -> Run:
+    """Run a model in both modes or in eval mode alone, to see what it decides by sizes.
 
     Raises:
         UnwatchableError: It does not run under the watch.
         UnsupportedModelError: It does not run at all.
     """
-    run = _run(model, example)
+    run = _run(model, example, modes=modes)
     if run.error is None:
         return run
     _refuse_failing(model, example)
@@ -157,12 +157,17 @@ def watch_run(model: nn.Module, example: Example) -> Run:
     ) from run.error
 
 
-def _run(model: nn.Module, example: Example, invert: frozenset[Place] = frozenset()) -> Run:
+def _run(
+    model: nn.Module,
+    example: Example,
+    invert: frozenset[Place] = frozenset(),
+    modes: Sequence[bool] = (False, True),
+) -> Run:
     """Run a model in eval mode and, unless it fails, in train mode, if it does not fail there."""
     # Where outcomes were put in place, indices may point beyond what they are for.
     run_on = replace(example, runnable=False) if invert and not is_on_cpu(model) else example
     watches: list[Watch] = []
-    for training in (False, True):
+    for training in modes:
         watch = Watch(model, invert)
         try:
             run_lightly(model, run_on, training=training, call=watch.call)

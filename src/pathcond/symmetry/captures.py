@@ -93,11 +93,11 @@ def capture_all(
         return [*found, *(c for e in sizes.examples for c in _capture_resized(model, e))]
 
 
-def _run_of(model: nn.Module, captured: Captured) -> Run:
+def _run_of(model: nn.Module, captured: Captured, modes: Sequence[bool] = (False, True)) -> Run:
     """What a model decides by sizes, by a run of its own where the captures do not show all."""
     if captured.run is not None:
         return captured.run
-    return replace(watch_run(model, captured.example), elsewhere=captured.watches)
+    return replace(watch_run(model, captured.example, modes), elsewhere=captured.watches)
 
 
 def _capture_resized(
@@ -109,7 +109,7 @@ def _capture_resized(
     try:
         if first is not None and _has_one_program(first[0]):
             captured = _capture(model, Way(example=example), (False,), first[0].known)
-            run = _run_of(model, captured)
+            run = _run_of(model, captured, (False,))
             if run.goes_as(first[1]):
                 return [replace(captured, run=run)]
         return [_capture(model, Way(example=example), known=first[0].known if first else None)]
