@@ -20,11 +20,10 @@ def find_overlaps(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, st
             start = tensor.data_ptr()
         except RuntimeError:  # a subclass without memory of its own
             continue
-        reach = 1 + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        plain = tensor.is_contiguous()
+        reach = tensor.numel() if plain else _reach(tensor)
         spans.append((str(tensor.device), start, start + reach * tensor.element_size(), name))
-        if _overlaps_itself(tensor):
+        if not plain and _overlaps_itself(tensor):
             yield name, name
     spans.sort()
     last: tuple[str, int, str] | None = None  # of the spans so far, the one that ends last
@@ -33,6 +32,13 @@ def find_overlaps(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, st
             yield last[2], name
         if last is None or last[0] != device or end > last[1]:
             last = (device, end, name)
+
+
+def _reach(tensor: Tensor) -> int:
+    """How many elements its memory spans."""
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:

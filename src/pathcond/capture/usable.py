@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten_with_path
 from ..distributed.sharding import local
 from ..errors import UnsupportedModelError, refuse
 from ..memory import has_memory
-from ..numerics import largest
+from ..numerics import ceilings, minima
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -75,17 +75,22 @@ def unusable_weights(model: nn.Module) -> list[str]:
         return unreadable
     not_finite = [
         f"{name} {tuple(tensors[name].shape)} has NaN or infinite values: repair or reload it first"
-        for name, peak in zip(tensors, largest(tensors.values()), strict=True)
-        if not math.isfinite(peak)
+        for name, ceiling in zip(tensors, ceilings(list(tensors.values())), strict=True)
+        if not math.isfinite(ceiling)
     ]
     return not_finite + negative_variances(model)
 
 
 def negative_variances(model: nn.Module) -> list[str]:
     """Running variances that are none, a sentence each."""
+    held = {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name.endswith("running_var") and buffer.numel() and not buffer.is_meta
+    }
     found = []
-    for name, buffer in model.named_buffers():
-        if name.endswith("running_var") and not buffer.is_meta and bool((buffer < 0).any()):
+    for (name, buffer), least in zip(held.items(), minima(list(held.values())), strict=True):
+        if least < 0:
             at = int((buffer < 0).flatten().nonzero()[0])
             value = float(buffer.flatten()[at])
             found.append(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..distributed.sharding import local
 from ..memory import is_writable
-from ..numerics import largest
+from ..numerics import ceilings, largest
 from .factor import Factor
 
 
@@ -36,9 +36,6 @@ class Move:
     @classmethod
     def of(cls, what: str, tensor: Tensor, factor: Factor, power: int) -> Move:
         return cls(what, local(tensor), factor.to(tensor.device), power)
-
-    def apply(self) -> None:
-        self.factor.times(self.tensor, power=self.power, out=self.tensor)
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,16 @@ def list_problems(moves: Sequence[Move]) -> list[str]:
     ]
     if problems:
         return problems
-    for move, peak in zip(moves, largest(move.tensor for move in moves), strict=True):
-        if not math.isfinite(peak):
+    for move, ceiling in zip(moves, ceilings([move.tensor for move in moves]), strict=True):
+        if not math.isfinite(ceiling):
             continue  # a gradient that has overflowed already is not for us to judge
         smallest, greatest = move.factor.bounds
         growth = greatest**move.power if move.power > 0 else smallest**move.power
-        if peak * growth > torch.finfo(move.tensor.dtype).max:
+        range_ = torch.finfo(move.tensor.dtype).max
+        if ceiling * growth <= range_:
+            continue
+        (peak,) = largest([move.tensor])
+        if peak * growth > range_:
             problems.append(
                 f"{move.what} {tuple(move.tensor.shape)} would overflow {move.tensor.dtype}: "
                 f"{peak:.3g} times {growth:.3g}"

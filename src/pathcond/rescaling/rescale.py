@@ -27,14 +27,14 @@ from ..distributed.sharding import computes_in, has_unreduced_gradients, is_shar
 from ..errors import MismatchError, RescalingError, TrainChangeError, refuse
 from ..interrupts import uninterrupted
 from ..memory import find_overlaps, is_writable
-from ..numerics import exp, largest
+from ..numerics import ceilings
 from ..rules.values import Scaling
 from ..symmetry.held import list_frozen
 from ..symmetry.sizes import Example
 from ..symmetry.symmetry import Symmetry, require_fitting, scale_variance
 from ..text import count_of
 from ..wrappers import unwrap
-from .factor import Factor
+from .factor import Factor, list_factors, multiply_
 from .moves import Move, Setting, list_problems
 from .optimizer_state import Optimizers, Transport, list_optimizers, require_own, transport
 
@@ -199,15 +199,18 @@ class _Plan:
             self.tensors[name].copy_(value)
 
     def write(self) -> None:
-        for name, factor in self.factors.items():
-            if name in self.values:
-                self.tensors[name].copy_(self.values[name])
-            else:
-                factor.times(self.tensors[name], out=self.tensors[name])
-        for name in self.values.keys() - self.factors.keys():
-            self.tensors[name].copy_(self.values[name])
-        for move in self.moves:
-            move.apply()
+        multiply_(
+            [
+                *(
+                    (factor, self.tensors[name], 1)
+                    for name, factor in self.factors.items()
+                    if name not in self.values
+                ),
+                *((move.factor, move.tensor, move.power) for move in self.moves),
+            ]
+        )
+        for name, value in self.values.items():
+            self.tensors[name].copy_(value)
         for setting in self.settings:
             setting.tensor.copy_(setting.value)
         for reset in self.transport.resets:
@@ -267,15 +270,13 @@ def _plan(
     verify: bool,
 ) -> _Plan:
     """Compute everything that is to be written, and raise every reason why it cannot be."""
-    named = {
-        name: t
-        for name, t in [*model.named_parameters(), *model.named_buffers()]
-        if name in symmetry.shapes
-    }
-    peaks = _refuse_unusable(model, symmetry, log_scales, named)
+    parameters = {n: t for n, t in model.named_parameters() if n in symmetry.shapes}
+    named = parameters | {n: t for n, t in model.named_buffers() if n in symmetry.shapes}
+    peaks = _refuse_unusable(model, symmetry, log_scales, parameters, named)
     t = symmetry.class_log_scales(log_scales)
-    parts, variances = _parts(symmetry, t, named)
-    factors = {name: Factor.of(of_name, named[name]) for name, of_name in parts.items()}
+    scaled_here = {name: named[name] for name in symmetry.scalings}
+    factors = list_factors(symmetry.scalings, t, scaled_here)
+    variances = _move_variances(symmetry.scalings, t, scaled_here)
     tensors = {name: local(named[name]) for name in [*factors, *variances]}
     values = (
         {name: factor.times(tensors[name]) for name, factor in factors.items()} if verify else {}
@@ -283,20 +284,14 @@ def _plan(
     _refuse_overflow(factors, variances, tensors, peaks, values if verify else None)
     others = [_tensors_of(copy, named, [*factors, *variances]) for copy in along.copies]
     copied = [
-        (name, other[name], Factor.of(parts[name], other[name]))
+        (name, other[name], factor)
         for other in others
-        for name in parts
-        if name in other
+        for name, factor in list_factors(symmetry.scalings, t, other).items()
     ]
     settings = [
-        Setting(
-            f"{name} of a copy",
-            other[name].detach(),
-            _move_variance(other[name], symmetry.scalings[name], t),
-        )
+        Setting(f"{name} of a copy", other[name].detach(), value)
         for other in others
-        for name in variances
-        if name in other
+        for name, value in _move_variances(symmetry.scalings, t, other).items()
     ]
     scaled = [*((name, named[name], factor) for name, factor in factors.items()), *copied]
     _say_what_no_optimizer_holds(require_own(along.optimizers, model, along.copies), scaled)
@@ -398,12 +393,22 @@ def _tensors_of(
 
 
 def _refuse_unusable(
-    model: nn.Module, symmetry: Symmetry, log_scales: Tensor, tensors: dict[str, Tensor]
+    model: nn.Module,
+    symmetry: Symmetry,
+    log_scales: Tensor,
+    parameters: Iterable[str],
+    tensors: dict[str, Tensor],
 ) -> dict[str, float]:
     """Raise if the model or the log-scales cannot be used.
 
+    Args:
+        model, symmetry, log_scales: What is to be done.
+        parameters: Names of those among the tensors.
+        tensors: Parameters and buffers of the model.
+
     Returns:
-        {name: largest absolute value} of all parameters and of the buffers to scale.
+        {name: a number that no absolute value exceeds} of all parameters and of the buffers to
+        scale.
     """
     if any(t.is_meta for t in tensors.values()):
         raise RescalingError(
@@ -430,12 +435,8 @@ def _refuse_unusable(
             f"log_scales[{unit}] is {checked[unit].item()}: every log-scale must be finite"
         )
     # Buffers that are not scaled may hold what they like: the −inf of a causal mask, say.
-    names = list(
-        dict.fromkeys(
-            [*(name for name, _ in model.named_parameters() if name in tensors), *symmetry.scalings]
-        )
-    )
-    peaks = dict(zip(names, largest(local(tensors[name]) for name in names), strict=True))
+    names = list(dict.fromkeys([*parameters, *symmetry.scalings]))
+    peaks = dict(zip(names, ceilings([local(tensors[name]) for name in names]), strict=True))
     for name, peak in peaks.items():
         tensor = tensors[name]
         if tensor.is_inference():
@@ -474,37 +475,30 @@ def _refuse_unusable(
     return peaks
 
 
-def _parts(
-    symmetry: Symmetry, t: Tensor, tensors: dict[str, Tensor]
-) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
-    """The parts of every factor, and the running variances to set; tensors whose factor is 1 are
-    left out.
+def _move_variances(
+    scalings: Mapping[str, Scaling], t: Tensor, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """New values of the running variances among some tensors, in their type and on their device;
+    those that stay are left out.
     """
-    factors, variances = {}, {}
-    grow = exp(t)
-    shrink = exp(-t)
-    moves = t != 0
-    for name, scaling in symmetry.scalings.items():
-        tensor = tensors[name]
-        plus = scaling.plus.long()
-        minus = scaling.minus.long()
-        if scaling.epsilon is not None:
-            if bool(moves[plus].any()):
-                variances[name] = _move_variance(tensor, scaling, t)
-            continue
-        parts = [
-            scale[ids] for scale, ids in ((grow, plus), (shrink, minus)) if bool(moves[ids].any())
-        ]
-        if parts:
-            factors[name] = parts
-    return factors, variances
-
-
-def _move_variance(variance: Tensor, scaling: Scaling, t: Tensor) -> Tensor:
-    assert scaling.epsilon is not None
-    return scale_variance(variance.detach().cpu(), t[scaling.plus.long()], scaling.epsilon).to(
-        variance.device, variance.dtype
-    )
+    alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, tensor in tensors.items():
+        if scalings[name].epsilon is not None:
+            alike.setdefault((tensor.device, tensor.dtype), []).append(name)
+    found: dict[str, Tensor] = {}
+    for (device, dtype), names in alike.items():  # of all at once, as they are small and many
+        held = [tensors[name].detach() for name in names]
+        lengths = torch.tensor([variance.numel() for variance in held])
+        epsilons = torch.tensor([scalings[name].epsilon for name in names], dtype=torch.float64)
+        classes = [scalings[name].plus.expand(tensors[name].shape) for name in names]
+        t_here = t[torch.cat(classes)]
+        moves = torch.segment_reduce(t_here.abs(), "max", lengths=lengths) > 0
+        values = scale_variance(
+            torch.cat(held).cpu(), t_here, epsilons.repeat_interleave(lengths)
+        ).to(device, dtype)
+        split = values.split(lengths.tolist())
+        found |= {names[i]: split[i] for i in moves.nonzero().flatten().tolist()}
+    return found
 
 
 def _refuse_overflow(

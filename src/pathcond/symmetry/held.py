@@ -23,8 +23,10 @@ def list_frozen(model: nn.Module) -> set[str]:
     >>> sorted(list_frozen(model))
     ['1.bias', '1.num_batches_tracked', '1.running_mean', '1.running_var', '1.weight']
     """
-    names = canonical_names(model)
     found: set[str] = set()
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return found
+    names = canonical_names(model)
     for prefix, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         kept = [name for name, parameter in own.items() if not parameter.requires_grad]

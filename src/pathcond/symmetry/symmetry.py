@@ -364,9 +364,9 @@ def _check_choice(choices: Any, **given: str) -> None:
             )
 
 
-def scale_variance(variance: Tensor, log_scale: Tensor, epsilon: float) -> Tensor:
+def scale_variance(variance: Tensor, log_scale: Tensor, epsilon: float | Tensor) -> Tensor:
     """λ²(var + ε) − ε: the running variance after scaling what feeds its norm by λ. All
-    (channels,), float64.
+    (channels,), float64; ε may be one number.
     """
     square = (2 * log_scale).exp()
     return square * variance.double() + torch.expm1(2 * log_scale) * epsilon
@@ -376,17 +376,19 @@ def fingerprint(model: nn.Module) -> str:
     """Changes with the structure of a model (modules, options, shapes, ties), not with its
     weights.
     """
-    tensors = [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
-    description = [
-        f"{name} {original_class(module).__name__}({CHANGEABLE.sub('', module.extra_repr())})"
-        for name, module in model.named_modules()
-    ]
-    description += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors] + [
-        repr(canonical_names(model))
-    ]
+    description = []
+    first: dict[int, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if first.setdefault(id(module), name) == name:
+            options = CHANGEABLE.sub("", module.extra_repr())
+            description.append(f"{name} {original_class(module).__name__}({options})")
+        else:
+            description.append(f"{name} is {first[id(module)]}")
+        for kind in (module._parameters, module._buffers):
+            for key, t in kind.items():
+                if t is not None:
+                    tied = first.setdefault(id(t), f"{name}.{key}")
+                    description.append(f"{key} {tuple(t.shape)} {t.dtype} {tied}")
     return hashlib.sha256("\n".join(description).encode()).hexdigest()
 
 
