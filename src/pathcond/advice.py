@@ -31,15 +31,16 @@ SETTLED, IN_BALANCE = 1e-4, 0.05
 
 def warn_of_what_may_hurt(report: Report, criterion: Criterion) -> None:
     """Warn where diag(G) is less even than it was, or plain SGD much slower."""
-    before, after = report.spread()
-    if criterion.shares_energy and after > before + SPREAD_WARNING:
-        logger.warning(
-            "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
-            "hold its sum can be rescaled, and the others were moved towards them. If training is "
-            "worse than before, pass max_log_scale=1.0.",
-            before,
-            after,
-        )
+    if criterion.shares_energy:
+        before, after = report.spread()
+        if after > before + SPREAD_WARNING:
+            logger.warning(
+                "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
+                "hold its sum can be rescaled, and the others were moved towards them. If training "
+                "is worse than before, pass max_log_scale=1.0.",
+                before,
+                after,
+            )
     if report.pace < PACE_WARNING:
         logger.warning(
             "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: "

@@ -120,27 +120,33 @@ def weights_that_count(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor
     unit.
     """
     moved = rescaled_weights(symmetry, model)
-    sides = {name: _ends(symmetry, name) for name in moved}
-    taken = [
-        set().union(*(sides[name][k] for name, w in moved.items() if w.dim() > 1)) for k in range(2)
-    ]
+    ends = {name: _ends(symmetry, name) for name in moved}
+    # of every class, whether a weight is on its side: multiplied by it, divided by it
+    taken = torch.zeros(2, symmetry.class_matrix.num_classes, dtype=torch.bool)
+    taken[:, FIXED] = True
+    for name, weight in moved.items():
+        if weight.dim() > 1:
+            for side, classes in zip(taken, ends[name], strict=True):
+                side[classes] = True
     return {
         name: weight
         for name, weight in moved.items()
-        if weight.dim() > 1 or any(sides[name][k] - taken[k] for k in range(2))
+        if weight.dim() > 1
+        or any(
+            not bool(side[classes].all()) for side, classes in zip(taken, ends[name], strict=True)
+        )
     }
 
 
-def _ends(symmetry: Symmetry, name: str) -> tuple[set[int], set[int]]:
+def _ends(symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
     """Classes that multiply a parameter, and those that divide it. To entries that a class both
     multiplies and divides, as in a depthwise convolution beside an identity, it does nothing.
     """
     pairs = symmetry.scalings[name].class_pairs
     rows, columns = pairs.rows, pairs.columns
-    if not pairs.dense or min(len(rows), len(columns)) == 1:
-        rows, columns = torch.broadcast_tensors(rows[pairs.r], columns[pairs.c])
-        rows, columns = rows[rows != columns], columns[rows != columns]
-    multiply, divide = (
-        {int(at) for at in ids.unique().tolist()} - {FIXED} for ids in (rows, columns)
-    )
-    return multiply, divide
+    if not pairs.dense:
+        rows, columns = rows[pairs.r], columns[pairs.c]
+    elif min(len(rows), len(columns)) > 1:
+        return rows, columns
+    rows, columns = torch.broadcast_tensors(rows, columns)
+    return rows[rows != columns], columns[rows != columns]

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from ..distributed.ranks import ALONE, Ranks
 from ..distributed.sharding import counts_here, cut, is_sharded, local, mesh_group
+from ..numerics import without_repeats
 from ..rules.class_pairs import ClassPairs
 from ..rules.values import Scaling
 from ..symmetry.symmetry import Symmetry
@@ -156,18 +157,24 @@ class Problem:
         """
         g = select_counted(symmetry, energies)
         ranks = ranks_of(g)
-        total, least = _check_total(g, ranks, transform)
-        sums = _Sums(total)
+        device = next((values.device for values in g.values()), torch.device("cpu"))
+        sums = _Sums()
         for name, whole in g.items():
-            if ranks.sharded and not (counts_here(whole, ranks.rank) and local(whole).numel()):
+            if not local(whole).numel() or (ranks.sharded and not counts_here(whole, ranks.rank)):
                 continue
-            values = transform(name, local(whole))
-            own_weights = _weights(name, values, weights, all_positive=least[name] > 0)
+            given = local(whole)
+            values = transform(name, given)
+            least = without_repeats(values).min()
+            # to sum up ones takes no time; to ask a GPU whether they are does
+            all_positive = not values.is_cuda and bool(least > 0)
+            own_weights = _weights(name, values, weights, all_positive=all_positive)
+            sums.least.append(least.double())
             if name in symmetry.scalings:
-                sums.add(_class_pairs(symmetry.scalings[name], whole), values, own_weights)
+                pairs = _class_pairs(symmetry.scalings[name], whole)
+                sums.add(pairs, values.double(), own_weights, given)
             else:
                 sums.add_fixed(values, own_weights)
-        device = next((values.device for values in g.values()), torch.device("cpu"))
+        total = _require_energy(*sums.total_and_least(device), ranks)
         entries = torch.tensor(float(sum(block.energy.numel() for block in sums.blocks)))
         if float(ranks.maximum(entries)) <= SMALL:
             device = torch.device("cpu")
@@ -187,11 +194,11 @@ class Problem:
         lower, upper = _box(symmetry.num_units, bounds, device, power)
         return cls(
             blocks=tuple(
-                Block(b.rows.to(device), b.columns.to(device), b.energy.to(device))
+                Block(b.rows.to(device), b.columns.to(device), b.energy.to(device).div_(total))
                 for b in sums.blocks
             ),
-            pairs=Pairs(single.rows[kept], single.columns[kept], single.energy[kept]),
-            fixed=rest,
+            pairs=Pairs(single.rows[kept], single.columns[kept], single.energy[kept] / total),
+            fixed=rest / total,
             weight=weight,
             log_total=math.log(total),
             class_matrix=class_matrix,
@@ -308,31 +315,42 @@ class Problem:
 
 
 class _Sums:
-    """Energies and weights summed up over classes, one parameter tensor after the other. Nothing
-    here waits for the device.
+    """Energies and weights summed up over classes, one parameter tensor after the other. On a GPU,
+    nothing here waits for it.
 
     Attributes:
-        blocks, pairs: Energies of what some unit rescales, relative to the sum of all.
+        blocks, pairs: Energies of what some unit rescales.
         class_pairs, counts: The classes of every tensor, and the weights of each.
         fixed: (energy, weight) of the tensors that no unit rescales.
+        least: The least energy of every tensor.
     """
 
-    def __init__(self, total: float) -> None:
-        """``total`` is the sum of all energies."""
-        self.total = total
+    def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.pairs: list[Pairs] = []
         self.class_pairs: list[ClassPairs] = []
         self.counts: list[Tensor] = []
         self.fixed: list[Tensor] = []
+        self.least: list[Tensor] = []
 
-    def add(self, class_pairs: ClassPairs, energies: Tensor, weights: Tensor) -> None:
+    def add(
+        self, class_pairs: ClassPairs, energies: Tensor, weights: Tensor, given: Tensor
+    ) -> None:
+        """Add a tensor that some unit rescales.
+
+        Args:
+            class_pairs: Of the tensor.
+            energies, weights: In its shape.
+            given: By the caller, whose memory is not ours to write into.
+        """
         self.class_pairs.append(class_pairs)
         self.counts += class_pairs.counts(weights)
         if not class_pairs.dense:
-            self.pairs.append(Pairs(*class_pairs.pairs(energies.double() / self.total)))
+            self.pairs.append(Pairs(*class_pairs.pairs(energies)))
             return
-        energy = class_pairs.matrix(energies.double()) / self.total
+        energy = class_pairs.matrix(energies)
+        if energy.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
+            energy = energy.clone()
         if min(energy.shape) > 1:
             self.blocks.append(Block(class_pairs.rows, class_pairs.columns, energy))
         else:
@@ -340,9 +358,18 @@ class _Sums:
             self.pairs.append(Pairs(rows, columns, energy.flatten()))
 
     def add_fixed(self, energies: Tensor, weights: Tensor) -> None:
-        self.fixed.append(
-            torch.stack([energies.double().sum() / self.total, weights.sum().double()])
+        self.fixed.append(torch.stack([energies.sum(dtype=torch.float64), weights.sum().double()]))
+
+    def total_and_least(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The sum of all energies, and the least of them; 0 where there are none."""
+        parts: list[Block | Pairs] = [*self.blocks, *self.pairs]
+        sums = [*(part.energy.sum() for part in parts), *(energy for energy, _ in self.fixed)]
+        none = torch.zeros((), dtype=torch.float64)
+        total, least = (
+            torch.stack([each.to(device) for each in (none, *found)])
+            for found in (sums, self.least)
         )
+        return total.sum(), least.min()
 
 
 class Point:
@@ -560,33 +587,21 @@ def fill_like(values: Tensor, number: float) -> Tensor:
     return torch.full((), number, dtype=torch.float64, device=values.device).expand(values.shape)
 
 
-def _check_total(
-    g: Mapping[str, Tensor], ranks: Ranks, transform: Transform
-) -> tuple[float, dict[str, float]]:
-    """The sum of all energies, and the least that this process holds of each parameter."""
-    held = {
-        name: local(whole)
-        for name, whole in g.items()
-        if not ranks.sharded or counts_here(whole, ranks.rank)
-    }
-    device = next((here.device for here in held.values()), torch.device("cpu"))
+def _require_energy(total: Tensor, least: Tensor, ranks: Ranks) -> float:
+    """The sum of all energies, if it can be shared out.
 
-    def sum_and_least(name: str) -> Tensor:
-        values = transform(name, held[name])
-        return torch.stack([values.sum(dtype=torch.float64), values.min().double()])
-
-    found = {name: sum_and_least(name) for name, here in held.items() if here.numel()}
-    sums = torch.zeros(1, 2, dtype=torch.float64, device=device)
-    if found:
-        sums = torch.stack(list(found.values()))
-    total = float(ranks.sum(sums[:, 0].sum()))
-    smallest = -float(ranks.maximum(-sums[:, 1].min()))
-    if not (math.isfinite(total) and total > 0 and smallest >= 0):
-        raise (NoEnergyError if total == 0 <= smallest else ValueError)(
+    Args:
+        total, least: Of what this process holds.
+        ranks: The processes.
+    """
+    whole = float(ranks.sum(total))
+    smallest = -float(ranks.maximum(-least))
+    if not (math.isfinite(whole) and whole > 0 and smallest >= 0):
+        raise (NoEnergyError if whole == 0 <= smallest else ValueError)(
             "Energies must be finite, not negative, and positive somewhere: their sum is "
-            f"{total}, the least {smallest}"
+            f"{whole}, the least {smallest}"
         )
-    return total, dict.fromkeys(held, 0.0) | dict(zip(found, sums[:, 1].tolist(), strict=False))
+    return whole
 
 
 def _box(

@@ -143,16 +143,21 @@ class _Layers:
         if not bool(((sides[0] > 0) ^ (sides[1] > 0)).any()):
             return cls(norms=norms, sides=sides, outputs=None, entries=sides)
         there = {name: _where_nonzero(weight) for name, weight in weights.items()}
+        zeros = {name: ~part for name, part in there.items() if part.dtype == torch.bool}
 
         def outputs(name: str, ones: Tensor) -> Tensor:
             count = without_repeats(ones).double() * _outputs(symmetry, name, reads)
             return count.expand(ones.shape)
 
+        entries = sides
+        if zeros:
+            absent = sides_of(symmetry, zeros)
+            entries = (sides[0] - absent[0], sides[1] - absent[1])
         return cls(
             norms=norms,
             sides=sides,
             outputs=Problem.of(symmetry, there, power=-2, transform=outputs),
-            entries=sides_of(symmetry, there),
+            entries=entries,
         )
 
     def problem(self, moved: Tensor, front: float) -> Problem:

@@ -56,31 +56,70 @@ def diagonal_sample(
         log_scales: t, (num_units,).
     """
     t = symmetry.class_log_scales(log_scales)
+    if not entries:
+        return ()
+    sizes = [len(part) for part in entries.values()]
     # one look at the device for all
-    taken = torch.cat(list(entries.values())).cpu() if entries else torch.empty(0)
+    taken = torch.cat(list(entries.values())).cpu()
+    moves = torch.cat([_moves(symmetry, name, parameters[name], t) for name in entries])
+    logs = taken.log10()
+    moved = logs - 2 / math.log(10) * moves
     samples = []
-    for name, values in zip(
-        entries, taken.split([len(part) for part in entries.values()]), strict=True
+    for name, *parts in zip(
+        entries, *(each.split(sizes) for each in (taken > 0, logs, moved)), strict=True
     ):
-        parameter = parameters[name]
-        shape = tuple(local(parameter).shape)
-        at = torch.arange(0, math.prod(shape), _stride(math.prod(shape)))
-        moves = torch.zeros(len(at), dtype=torch.float64)
-        scaling = symmetry.scalings.get(name)
-        if scaling is not None and len(at):
-            index = torch.unravel_index(at, shape or (1,))
-            plus, minus = (
-                cut(ids, parameter).expand(shape or (1,))[index].long()
-                for ids in (scaling.plus, scaling.minus)
-            )
-            moves = t[plus] - t[minus]
-        positive = values > 0
-        before = values[positive].log10()
-        after = before - 2 * moves[positive] / torch.tensor(10.0, dtype=torch.float64).log()
-        zeros = 1 - int(positive.sum()) / max(len(at), 1)
+        positive, before, after = parts
+        zeros = len(positive) - int(positive.sum())
+        if zeros:
+            before, after = before[positive], after[positive]
         samples.append(
             DiagonalSample(
-                name=name, count=parameter.numel(), zeros=zeros, before=before, after=after
+                name=name,
+                count=parameters[name].numel(),
+                zeros=zeros / max(len(positive), 1),
+                before=before,
+                after=after,
             )
         )
     return tuple(samples)
+
+
+def _moves(symmetry: Symmetry, name: str, parameter: Tensor, t: Tensor) -> Tensor:
+    """The log of what each sampled entry of a parameter is multiplied by, (n,).
+
+    Args:
+        symmetry: Of the model.
+        name, parameter: Whose diagonal was sampled.
+        t: Of every class, (num_classes,).
+    """
+    shape = tuple(local(parameter).shape)
+    at = torch.arange(0, math.prod(shape), _stride(math.prod(shape)))
+    scaling = symmetry.scalings.get(name)
+    if scaling is None:
+        return torch.zeros(len(at), dtype=torch.float64)
+    plus, minus = (
+        t[cut(ids, parameter).flatten()[_positions(at, shape, tuple(cut(ids, parameter).shape))]]
+        for ids in (scaling.plus, scaling.minus)
+    )
+    return plus - minus
+
+
+def _positions(at: Tensor, shape: tuple[int, ...], small: tuple[int, ...]) -> Tensor:
+    """Where the entries of a tensor lie in one that broadcasts to it.
+
+    Args:
+        at: Flat positions in the tensor, (n,).
+        shape: Of the tensor.
+        small: Of the one that broadcasts to it.
+
+    >>> _positions(torch.tensor([0, 1, 4, 5]), (3, 2), (1, 2))
+    tensor([0, 1, 0, 1])
+    """
+    found = torch.zeros_like(at)
+    shape = shape[len(shape) - len(small) :]
+    step = inner = 1
+    for size, kept in zip(reversed(shape), reversed(small), strict=True):
+        if kept > 1:
+            found += step * (at // inner % size)
+        step, inner = step * kept, inner * size
+    return found
