@@ -111,8 +111,10 @@ class Equations:
         if a is b:
             return
         a, b = torch.broadcast_tensors(a, b)
-        differ = (a != b) & (a != ANY) & (b != ANY)
+        differ = a != b
         a, b = a[differ], b[differ]
+        telling = (a != ANY) & (b != ANY)
+        a, b = a[telling], b[telling]
         if not a.numel():
             return
         self.pin(torch.where(a == FIXED, b, a)[(a == FIXED) | (b == FIXED)], by=by, reason=reason)

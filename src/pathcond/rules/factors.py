@@ -198,7 +198,9 @@ class Factors:
             return None
         plus = Labels(scaling.plus, scaling.shape)
         minus = Labels(scaling.minus, scaling.shape)
-        if weight.index is None:
+        if weight.index is None and scaling.shape == weight.shape:
+            views = scaling.plus, scaling.minus
+        elif weight.index is None:
             views = (lb.reshape(plus, weight.shape).ids, lb.reshape(minus, weight.shape).ids)
         else:
             at = weight.index.long()

@@ -62,11 +62,20 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
     # What carries no scale may be read by anything.
     used[FIXED] = True
     own = torch.zeros_like(used)
+    # what one call returns another reads
+    known: dict[int, Tensor] = {}
+
+    def roots(labels: Labels) -> Tensor:
+        found = known.get(id(labels.ids))
+        if found is None:
+            found = known[id(labels.ids)] = root[labels.ids]
+        return found
+
     for labels in outputs:
         used[root[labels.ids]] = True
     for step in reversed(steps):
-        results = [root[labels.ids] for labels in step.results]
-        operands = [root[labels.ids] for labels in step.operands]
+        results = list(map(roots, step.results))
+        operands = list(map(roots, step.operands))
         inside = root[step.made.start : step.made.stop]
         if step.node.op in ELEMENTWISE and len(results) == 1:
             for ids in operands:

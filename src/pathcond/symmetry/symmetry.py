@@ -444,27 +444,14 @@ def _assemble(
     solved: SolvedScales,
 ) -> Symmetry:
     scalings, classes = _classes(scales, solved)
-    forms = [solved.form_of_class(root) for root in classes]
-    free = sorted({unit for form in forms for unit in form})
-    position = {label: i for i, label in enumerate(free)}
-    entries = [
-        (row, position[label], c) for row, form in enumerate(forms) for label, c in form.items()
-    ]
-    rows, units, coefficients = (
-        (torch.tensor(column) for column in zip(*entries, strict=True))
-        if entries
-        else (torch.empty(0),) * 3
-    )
-    class_matrix = ClassMatrix(
-        rows.long(), units.long(), coefficients.double(), len(classes), len(free)
-    )
+    free, class_matrix = _combinations(solved, classes)
     floating = {
         name: tensor
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         if tensor.dtype.is_floating_point
     }
     return Symmetry(
-        num_units=len(free),
+        num_units=class_matrix.num_units,
         groups=_groups(scales.equations, free, scalings, class_matrix),
         pinned=_list_pinned(scales, solved),
         normalization=scales.normalization,
@@ -485,12 +472,42 @@ def _assemble(
     )
 
 
-def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], list[int]]:
-    """Scalings with labels renumbered to the classes in use; class 0 is the fixed one."""
+def _combinations(solved: SolvedScales, classes: Tensor) -> tuple[Tensor, ClassMatrix]:
+    """The labels that are free, (num_units,), and every class as a combination of them.
+
+    Args:
+        solved: All equations.
+        classes: Labels that stand for them, (num_classes,); the first one is fixed.
+    """
+    # Nearly every class is a unit by itself.
+    of_others = torch.tensor(sorted(solved.forms), dtype=classes.dtype)
+    combined = torch.isin(classes, of_others)
+    alone = (~combined & (classes != FIXED)).nonzero().flatten()
+    entries = [
+        (row, label, coefficient)
+        for row in combined.nonzero().flatten().tolist()
+        for label, coefficient in solved.form_of_class(int(classes[row])).items()
+    ]
+    more = torch.tensor(entries, dtype=torch.long).view(-1, 3)
+    rows = torch.cat([alone, more[:, 0]])
+    labels = torch.cat([classes[alone].long(), more[:, 1]])
+    coefficients = torch.cat([torch.ones(len(alone)), more[:, 2]]).double()
+    free, units = torch.unique(labels, return_inverse=True)
+    order = rows.argsort(stable=True)
+    matrix = ClassMatrix(rows[order], units[order], coefficients[order], len(classes), len(free))
+    return free, matrix
+
+
+def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], Tensor]:
+    """Scalings with labels renumbered to the classes in use, and the labels of these,
+    (num_classes,); class 0 is the fixed one.
+    """
     fixed = torch.zeros(len(solved.root), dtype=torch.bool)
     fixed[list(solved.causes)] = True
     root = torch.where(fixed[solved.root.long()], FIXED, solved.root)
     rooted = {}
+    in_use = torch.zeros(len(root), dtype=torch.bool)
+    in_use[FIXED] = True
     for name, scaling in scales.factors.scalings.items():
         plus, minus = (
             root[ids.masked_fill(ids == UNSET, FIXED).long()]
@@ -498,28 +515,21 @@ def _classes(scales: Scales, solved: SolvedScales) -> tuple[dict[str, Scaling], 
         )
         if name not in scales.factors.frozen and (plus.any() or minus.any()):
             rooted[name] = Scaling(scaling.shape, plus, minus, scaling.epsilon)
-    used = [torch.zeros(1, dtype=torch.int32)]
-    used += [
-        torch.unique(ids) for scaling in rooted.values() for ids in (scaling.plus, scaling.minus)
-    ]
-    classes = torch.unique(torch.cat(used))
-    number = torch.zeros(len(solved.root), dtype=torch.int32)
-    number[classes.long()] = torch.arange(len(classes), dtype=torch.int32)
+            in_use[plus.long()] = in_use[minus.long()] = True
+    number = in_use.cumsum(0, dtype=torch.int32) - 1
     renumbered = {
         name: Scaling(s.shape, number[s.plus.long()], number[s.minus.long()], s.epsilon)
         for name, s in rooted.items()
     }
-    return renumbered, classes.tolist()
+    return renumbered, in_use.nonzero().flatten()
 
 
 def _groups(
-    equations: Equations, free: list[int], scalings: dict[str, Scaling], class_matrix: ClassMatrix
+    equations: Equations, free: Tensor, scalings: dict[str, Scaling], class_matrix: ClassMatrix
 ) -> tuple[UnitGroup, ...]:
-    """Units whose labels were made by the same call belong together."""
+    """Units whose labels, (num_units,), were made by the same call belong together."""
     starts = torch.tensor([start for start, _, _ in equations.origins] or [0])
-    origin_of_unit = (
-        torch.searchsorted(starts, torch.tensor(free, dtype=torch.long), right=True) - 1
-    )
+    origin_of_unit = torch.searchsorted(starts, free, right=True) - 1
     origins, group_of_unit = torch.unique(origin_of_unit, return_inverse=True)
     multiplied: list[list[str]] = [[] for _ in origins]
     divided: list[list[str]] = [[] for _ in origins]
