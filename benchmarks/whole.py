@@ -10,9 +10,10 @@ A call of a process that has conditioned another model before, split into
     captured   the rest, where both are known: measuring, solving, comparing outputs, writing
 
 ``passes`` is the rest in forward and backward passes of the batch. ``rescale`` is ``rescale_``
-without verification over ``mul_`` of all parameters. Importing the library is measured in processes
-of its own. ``--beside`` runs the whole call on another checkout too (``benchmarks.calls``), and
-prints how many times longer that takes.
+without verification over ``mul_`` of all parameters; with gradients, which it moves too, over
+``mul_`` of these as well. Importing the library is measured in processes of its own. ``--beside``
+runs the whole call on another checkout too (``benchmarks.calls``), and prints how many times longer
+that takes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import pathcond
 
@@ -53,30 +56,41 @@ def measure(name: str) -> dict[str, Any]:
         model.load_state_dict(state)
         pathcond.condition_(model, prepared)
 
-    def multiply() -> None:
+    def multiply(tensors: Iterable[Tensor]) -> None:
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.0)
+            for tensor in tensors:
+                tensor.mul_(1.0)
 
     # to and fro, so that weights stay where they are; with scales of 1 nothing would be written
     drawn = torch.rand(symmetry.num_units, generator=torch.Generator().manual_seed(0)) - 0.5
     scales = itertools.cycle((drawn, -drawn))
+
+    def rescale() -> None:
+        pathcond.rescale_(model, symmetry, next(scales), verify=False)
+
+    parameters = list(model.parameters())
     seconds = {
         "pass": quickest(one_pass),
         "whole": measure_call(name),
         "capture": quickest(lambda: (capture_all(model, batch), capture_sample(model, batch))),
         "search": quickest(lambda: symmetry_of(model, graphs, normalization="batch")),
         "captured": quickest(condition_captured),
-        "rescale": quickest(lambda: pathcond.rescale_(model, symmetry, next(scales), verify=False)),
-        "mul": quickest(multiply),
     }
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    seconds["rescale_with_gradients"] = quickest(rescale)
+    seconds["mul_with_gradients"] = quickest(lambda: multiply([*parameters, *gradients]))
+    model.zero_grad()
+    seconds["rescale"] = quickest(rescale)
+    seconds["mul"] = quickest(lambda: multiply(parameters))
     return {
         "model": name,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in parameters),
         **{f"seconds_{key}": value for key, value in seconds.items()},
         "passes": seconds["captured"] / seconds["pass"],
         "search_over_capture": seconds["search"] / seconds["capture"],
         "rescale_over_mul": seconds["rescale"] / seconds["mul"],
+        "rescale_over_mul_with_gradients": seconds["rescale_with_gradients"]
+        / seconds["mul_with_gradients"],
     }
 
 

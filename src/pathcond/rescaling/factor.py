@@ -74,6 +74,8 @@ class Factor:
         return dtype == torch.float64 or (dtype == torch.float32 and wide)
 
     def to(self, device: torch.device) -> Factor:
+        if self.parts[0].device == device:
+            return self
         parts, exact = (
             tuple(part.to(device) for part in each) for each in (self.parts, self.exact)
         )
