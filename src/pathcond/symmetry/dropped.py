@@ -57,12 +57,12 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
     """
     classes = scales.equations.simplify(torch.arange(scales.equations.count, dtype=torch.int32))
     # At ANY, the last place, stands what carries no scale.
-    root = torch.cat([classes.long(), torch.tensor([FIXED])])
+    root = torch.cat([classes, torch.tensor([FIXED], dtype=torch.int32)])
     used = torch.zeros(len(classes), dtype=torch.bool)
     # What carries no scale may be read by anything.
     used[FIXED] = True
     own = torch.zeros_like(used)
-    # what one call returns another reads
+    # of what one call returns and others read, from the last of these back to that call
     known: dict[int, Tensor] = {}
 
     def roots(labels: Labels) -> Tensor:
@@ -76,6 +76,8 @@ def find_used(scales: Scales, steps: Sequence[Step], outputs: Iterable[Labels]) 
     for step in reversed(steps):
         results = list(map(roots, step.results))
         operands = list(map(roots, step.operands))
+        for labels in step.results:
+            known.pop(id(labels.ids), None)
         inside = root[step.made.start : step.made.stop]
         if step.node.op in ELEMENTWISE and len(results) == 1:
             for ids in operands:
