@@ -34,6 +34,7 @@ bench: $(READY)  ## Speed and memory beside naive implementations; writes benchm
 	$(PYTHON) -m benchmarks.energy
 	$(PYTHON) -m benchmarks.solvers
 	$(PYTHON) -m benchmarks.whole
+	$(PYTHON) -m benchmarks.steps
 	$(PYTHON) -m benchmarks.growth
 	$(PYTHON) -m benchmarks.conditioning
 	$(PYTHON) -m benchmarks.teleport --steps 4 --epochs 2
