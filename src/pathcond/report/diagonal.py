@@ -92,7 +92,7 @@ def _moves(symmetry: Symmetry, name: str, parameter: Tensor, t: Tensor) -> Tenso
         name, parameter: Whose diagonal was sampled.
         t: Of every class, (num_classes,).
     """
-    shape = tuple(local(parameter).shape)
+    shape = tuple(local(parameter).shape) or (1,)
     at = torch.arange(0, math.prod(shape), _stride(math.prod(shape)))
     scaling = symmetry.scalings.get(name)
     if scaling is None:
