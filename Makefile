@@ -26,8 +26,8 @@ test-all: $(READY) lint  ## The same with the whole model collection
 	PATHCOND_TEST_ALL=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
 DEVICE ?= cpu
-zoo: $(READY)  ## Every model of the collection; writes docs/zoo.md (DEVICE=cuda is quicker)
-	$(PYTHON) -m tests.zoo --device $(DEVICE) --rows zoo.jsonl --write docs/zoo.md
+zoo: $(READY)  ## Every model of the collection that was examined with an older library; writes docs/zoo.md (DEVICE=cuda is quicker)
+	$(PYTHON) -m tests.zoo --device $(DEVICE) --rows results/zoo.jsonl --write docs/zoo.md
 
 bench: $(READY)  ## Speed and memory beside naive implementations; writes benchmarks/*.json
 	$(PYTHON) -m benchmarks.symmetry

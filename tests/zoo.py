@@ -36,7 +36,7 @@ from pathcond.lifting.lifting import capture_sample, off_path, path_energy
 from pathcond.lifting.sample import Prepared, Sample
 from pathcond.symmetry.captures import capture_all
 from pathcond.symmetry.symmetry import Symmetry, symmetry_of
-from pathcond_paper.origin import commit
+from pathcond_paper.origin import commit, is_as_at
 
 from . import (
     small_transformers,
@@ -734,11 +734,24 @@ def _beside_floor(change: float, floor: float) -> str:
     return f"{change:.0e}" if change <= LARGEST_CHANGE else f"{change:.0e} * ({floor:.0e})"
 
 
+def read_rows(path: Path) -> dict[str, Result]:
+    """The last row of every model."""
+    with path.open() as file:
+        return {row["name"]: Result(**row) for row in map(json.loads, file)}
+
+
+def is_current(result: Result) -> bool:
+    """Whether a model was examined with the library as it is."""
+    return is_as_at(result.commit, Path(pathcond.__file__).parent)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", help="Markdown file for the table")
     parser.add_argument(
-        "--rows", help="JSON-lines file; models that are in it already are not run again"
+        "--rows",
+        help="JSON-lines file; models that are in it are not run again while the library is what "
+        "it was then",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu")
@@ -750,14 +763,13 @@ def main() -> int:
     options = parser.parse_args()
     done: dict[str, Result] = {}
     if options.rows and os.path.exists(options.rows):
-        with open(options.rows) as file:
-            done = {row["name"]: Result(**row) for row in map(json.loads, file)}
+        done = read_rows(Path(options.rows))
     names = [
         entry.name
         for entry in (small_entries() if options.small else entries())
         if options.only in entry.name and entry.name not in options.without
     ]
-    todo = [name for name in names if name not in done]
+    todo = [name for name in names if name not in done or not is_current(done[name])]
     # A worker that the system kills for its memory ends the run with an error; a Pool would wait.
     # Workers that take more than one task each may wait for each other (gh-115634 of Python).
     jobs = max(1, min(options.jobs, len(todo)))

@@ -65,6 +65,11 @@ def commit_of(package: Path) -> str | None:
     return found + CHANGED if changes else found
 
 
+def is_as_at(commit: str | None, package: Path) -> bool:
+    """Whether a package is what it was at a commit of its checkout; False where that is unknown."""
+    return bool(commit) and _git(package, "diff", "--quiet", str(commit), "--", ".") is not None
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     """What git says about a folder; None if it fails."""
     try:
