@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 import weakref
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pathcond.capture.nodes import Graph
+from pathcond_paper import origin
 
 
 class PeakMemory(TorchDispatchMode):
@@ -94,19 +94,10 @@ def format_row(row: dict[str, Any]) -> str:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, with "+changes" where files differ from it; of a copy without its
-    history, what $PATHCOND_COMMIT says.
+    """The commit of a checkout, with "+changes" where its library differs from it; of a copy
+    without its history, what $PATHCOND_COMMIT says.
     """
-    try:
-        told = subprocess.run(
-            ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=+changes"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("PATHCOND_COMMIT", "")
-    return told.stdout.strip()
+    return origin.commit_of(checkout / "src" / "pathcond") or os.environ.get(origin.COMMIT, "")
 
 
 def _processor() -> str:
@@ -130,7 +121,7 @@ def file_of(benchmark: str, device: str) -> str:
 def write(path: str, rows: list[dict[str, Any]], **more: Any) -> None:
     """Write rows with the machine and the commit that they were measured on."""
     environment = {
-        "commit": commit_of(Path(__file__).parent),
+        "commit": commit_of(Path(__file__).parents[1]),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "processor": _processor(),

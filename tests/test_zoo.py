@@ -4,7 +4,6 @@ is marked ``zoo``. Those that run every time have smaller images and a layer les
 
 import copy
 import json
-import subprocess
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch import nn
 import pathcond
 from pathcond.symmetry.captures import Captured, capture_all
 from pathcond.symmetry.symmetry import symmetry_of
-from pathcond_paper.origin import is_as_at
 
 from .small_transformers import CLASSES, MODELS, build
 from .zoo import (
@@ -108,39 +106,6 @@ def test_train_only_heads_keep_their_outputs_within_the_bounds(normalization: st
     report = pathcond.rescale_(model, symmetry, log_scales.clamp(lower, upper))
     assert report.output_change_eval < 1e-9
     assert report.output_change_train < 1e-2
-
-
-def test_rows_of_an_older_library_are_made_anew(tmp_path: Path) -> None:
-    """A checkout of one file: rows hold while it is what it was, whatever else is committed."""
-    package = tmp_path / "package"
-    package.mkdir()
-
-    def git(*arguments: str) -> str:
-        who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-        done = subprocess.run(
-            ["git", "-C", str(tmp_path), *who, *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout.strip()
-
-    def commit(name: str, text: str) -> str:
-        (tmp_path / name).write_text(text)
-        git("add", ".")
-        git("commit", "-m", "change")
-        return git("rev-parse", "HEAD")
-
-    git("init")
-    first = commit("package/__init__.py", "one")
-    second = commit("page.md", "a page")
-    assert is_as_at(first, package)
-    assert is_as_at(second, package)
-    (package / "__init__.py").write_text("two")
-    assert not is_as_at(second, package)
-    third = commit("package/__init__.py", "two")
-    assert is_as_at(third, package)
-    assert not any(is_as_at(name, package) for name in (first, second, None, "", "no commit"))
 
 
 def test_the_last_row_of_a_model_counts(tmp_path: Path) -> None:

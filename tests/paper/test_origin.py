@@ -43,6 +43,24 @@ def test_changes_and_new_files_are_marked(package: Path) -> None:
     assert origin.commit_of(package) == f"{head}+changes"
 
 
+def test_a_package_is_as_at_a_commit_while_it_is_the_same(package: Path) -> None:
+    def commit() -> str:
+        git(package.parents[1], "add", "-A")
+        git(package, "commit", "-q", "-m", "more")
+        return git(package, "rev-parse", "HEAD")
+
+    first = git(package, "rev-parse", "HEAD")
+    (package.parents[1] / "notes").write_text("second\n")
+    second = commit()
+    assert origin.is_as_at(first, package), "other files were committed"
+    assert origin.is_as_at(second, package)
+    (package / "new.py").write_text("b = 1\n")
+    assert not origin.is_as_at(second, package), "a new file"
+    third = commit()
+    assert origin.is_as_at(third, package)
+    assert not any(origin.is_as_at(name, package) for name in (first, second, None, "", "abc"))
+
+
 def test_a_package_installed_below_another_project_has_none(package: Path) -> None:
     installed = package.parents[1] / ".venv" / "site-packages" / "package"
     installed.mkdir(parents=True)

@@ -67,7 +67,10 @@ def commit_of(package: Path) -> str | None:
 
 def is_as_at(commit: str | None, package: Path) -> bool:
     """Whether a package is what it was at a commit of its checkout; False where that is unknown."""
-    return bool(commit) and _git(package, "diff", "--quiet", str(commit), "--", ".") is not None
+    now = commit_of(package)
+    if not commit or now is None or now.endswith(CHANGED):
+        return False
+    return _git(package, "diff", "--quiet", commit, now, "--", ".") is not None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
