@@ -19,6 +19,7 @@ Each is the quickest of a few calls.
 from __future__ import annotations
 
 import argparse
+import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,6 @@ from typing import Any
 from unittest import mock
 
 import pathcond
-from pathcond.measured import layers
 
 from .calls import REPEATS, build, warm_up
 from .measuring import format_row, write
@@ -75,14 +75,9 @@ def watching() -> Iterator[Stopwatch]:
     stopwatch = Stopwatch()
     with ExitStack() as stack:
         for step, name in STEPS.items():
-            function = layers._Layers.of if step == "sums" else _find(name)
+            function = pkgutil.resolve_name(name)
             stack.enter_context(mock.patch(name, stopwatch.timed(step, function)))
         yield stopwatch
-
-
-def _find(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.rpartition(".")
-    return getattr(__import__(module, fromlist=[attribute]), attribute)  # type: ignore[no-any-return]
 
 
 def measure(name: str) -> dict[str, Any]:
