@@ -1,9 +1,11 @@
 """Rescaling is exact, all or nothing, and leaves everything else alone."""
 
 import copy
+import math
 import os
 import random
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +115,61 @@ def test_gradients_move_along() -> None:
     model(inputs).square().sum().backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(moved[name], parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+def _grouped_and_single(self: Any, x: Tensor) -> Tensor:
+    h = F.relu(self.norm(self.conv(x)))
+    h = F.relu(self.grouped(h + F.relu(self.depthwise(h)) * self.gain))
+    return self.last(self.slope(self.linear(h.flatten(1))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_every_entry_is_multiplied_by_its_factor(
+    dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    """Weights, gradients and moments, in any layout: kernels of all sorts, a single number and a
+    transposed weight.
+    """
+    torch.manual_seed(0)
+    model = Calls(
+        _grouped_and_single,
+        conv=nn.Conv2d(3, 8, 3),
+        norm=nn.BatchNorm2d(8),
+        depthwise=nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        grouped=nn.Conv2d(8, 12, 3, groups=2, bias=False),
+        linear=nn.Linear(48, 10),
+        slope=nn.PReLU(10),
+        last=nn.Linear(10, 4),
+    )
+    model.gain = nn.Parameter(torch.tensor(1.3))
+    model.linear.weight = nn.Parameter(model.linear.weight.detach().T.contiguous().T)
+    model = model.to(dtype).to(memory_format=layout)
+    inputs = torch.randn(4, 3, 6, 6, dtype=dtype)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(inputs).square().sum().backward()
+    optimizer.step()
+    symmetry = pathcond.find_symmetry(model, inputs, normalization="full")
+    octaves = torch.randint(-2, 3, (symmetry.num_units,)).double()
+    log_scales = octaves * math.log(2) if dtype == torch.bfloat16 else random_scales(symmetry)
+    factors = symmetry.factors(log_scales)
+    powers = {"gradient": -1, "exp_avg": -1, "exp_avg_sq": -2}
+
+    def values() -> dict[tuple[str, str], Tensor]:
+        found = {("", name): tensor for name, tensor in model.state_dict().items()}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                moments = {"gradient": parameter.grad, **optimizer.state[parameter]}
+                found |= {(kind, name): moments[kind] for kind in powers}
+        return {key: t.clone() for key, t in found.items() if t.dtype.is_floating_point}
+
+    before = values()
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer)
+    assert sum(bool((factor != 1).any()) for factor in factors.values()) >= 11
+    for (kind, name), after in values().items():
+        expected = before[kind, name].double() * factors[name] ** powers.get(kind, 1)
+        rounding = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(after.double(), expected, rtol=rounding, atol=0)
 
 
 # -- bad input: a clear error and an untouched model ----------------------------------------------
