@@ -18,9 +18,10 @@ from pathcond.cli.commands import app
 from pathcond.rows import Row, Rows
 from pathcond.rules import RULES
 from pathcond.rules.document import page
-from pathcond_paper import FIGURES, document
-from pathcond_paper.figures import mlp_depth
+from pathcond_paper import FIGURES, document, load
+from pathcond_paper.figures import cifar_nv, mlp_depth
 from pathcond_paper.sweep.selection import where
+from pathcond_paper.training.methods import RATE
 from pathcond_paper.tuning import best
 from pathcond_paper.tuning.comparison import by_rate
 from pathcond_paper.tuning.settings import METHODS, SEARCHED, SETTINGS
@@ -151,6 +152,30 @@ def test_epochs_at_fixed_rates_are_those_of_the_rows() -> None:
             assert cell.replace("*", "").strip() == f"{told} ({accuracy:.1f} %)", (method, rate)
 
 
+def test_accuracies_of_cifar_nv_at_a_fixed_rate_are_those_of_the_rows() -> None:
+    rows = list(Rows(ROOT / "results" / "paper" / "cifar-nv.jsonl"))
+
+    def accuracy(variant: cifar_nv.Variant, method: str) -> str:
+        found = where(variant.select(rows), learning_rate=RATE, method=method)
+        assert len(found) == 3
+        return f"{mean(cifar_nv.best(found)):.1f} %"
+
+    published, described = (
+        {method: accuracy(variant, method) for method in ("baseline", "default", "paper", "exact")}
+        for variant in cifar_nv.VARIANTS
+    )
+    page = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
+    assert (
+        f"{published['default']} instead of {published['baseline']}, with a last BatchNorm "
+        f"{described['default']} instead of {described['baseline']}. The paper's own method gains "
+        f"there, {published['paper']} and {described['paper']}"
+    ) in page
+    assert (
+        f"then has a best test accuracy of {described['exact']} at the rate 0.001. As it was it "
+        f"has {described['baseline']}, conditioned as in the paper {described['paper']}."
+    ) in page
+
+
 def tuned_rows() -> list[Row]:
     return [
         Row(
@@ -209,7 +234,7 @@ def test_seeds_that_go_wrong_at_equal_rates_are_told() -> None:
     assert ratios("cifar-nv", "layers-batch", 2**-5)[3] < 1
     assert (
         f"({100 * wrong[0]:.0f} % and {100 * wrong[1]:.0f} % accuracy), while the other three have "
-        f"{100 * (1 - max(others)):.0f} to {100 * (1 - min(others)):.0f} % less loss; at 0.031"
+        f"{100 * (1 - max(others)):.0f} to {100 * (1 - min(others)):.0f} % less loss. At 0.031"
     ) in page
 
 
@@ -230,7 +255,7 @@ def test_what_is_not_settled_at_tuned_rates_is_counted() -> None:
         for method in METHODS
         if method not in SEARCHED and (one := best.share(rows, name, method)) is not None
     ]
-    assert f"have up to {100 * max(shares):.0f} % of its gain" in page
+    assert f"reach up to {100 * max(shares):.0f} % of its gain" in page
 
 
 def test_losses_at_tuned_rates_are_those_of_the_rows() -> None:
@@ -325,8 +350,8 @@ def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
     assert (
         f"`BalancedNorms()` ({norms} of the searched gain), `Curvature()` ({curvature}), norms "
         f"balanced by outputs ({by_outputs}), a quarter of the way from balanced norms to "
-        f"activations of one size ({between}). A quarter of the way from norms by outputs to such "
-        f"activations has {from_outputs}"
+        f"activations of one size ({between}). A quarter of the way from norms balanced by "
+        f"outputs to activations of one size has {from_outputs}"
     ) in page
     more = percent(shares("curvature-more").values())
     assert f"on 128 samples instead of 64 has {more}" in page
@@ -534,8 +559,33 @@ def _fields(kind: object) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_first_lines_of_claims_are_short(name: str) -> None:
+    """At most 25 words, of what decides and of what the library does."""
+    rows = list(Rows(ROOT / "results" / "paper" / f"{name}.jsonl"))
+    for claim in load(name).claims(rows):
+        for line in (claim.decides, claim.ours):
+            words = re.findall(r"\S*\w\S*", line)
+            assert len(words) <= 25, (claim.paper, len(words), line)
+
+
+# Labels of the paper's definitions, statements, algorithms, figures and tables, from its source.
+ITEMS = """
+alg:detailed_rescaling alg:ideal alg:rescaling_algorithm def:admissible_rescaling def:dcal
+def:neur_resc def:path def:path_lifting def:plusdiv fig:activations fig:bcd_convergence
+fig:cifar10_conv fig:cifar10_fc fig:cifar10_fc_gelu fig:conv_speed_all_lrs fig:gelu_silu
+fig:gelu_silu_diff fig:generalize_all_lrs fig:mnist_ae fig:regime_analysis fig:regimes_all_lrs
+fig:timing fig:timing_mlp fig:toy_example lemma:calculate_degree_pol lemma:calculate_degree_pol_2
+lemma:coercive_property lemma:dcal_characterization lemma:existence_solution lemma:notinB
+lemma:path_properties lemma:resc_mat lemma:reverse_transpose lemma:rewriting lemma:totheloss
+prop:constant-diagonal prop:equiv_convex_problem prop:expected-standard-init
+prop:expected-standard-init-main tab:architecture_stats
+""".split()
+
+
 def test_the_tests_and_commands_for_the_papers_items_exist() -> None:
     text = (ROOT / "docs" / "paper-items.md").read_text()
+    assert not [label for label in ITEMS if f"`{label}`" not in text]
     named = re.findall(r"`(tests/\S+\.py)::(?:(\w+)::)?(test_\w+)`", text)
     assert len(named) >= 30
     for path, group, test in named:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 PLACES = {
-    "def:path_lifting": "Appendix A",
+    "def:path_lifting": "Appendix D",
     "eq:MinCondOrOpNormIsMinThetaNorm": "Appendix C",
     "eq:MinGradNormIsMinThetaNorm": "Appendix C",
     "eq:MinGradNormOrHessianTraceIsMinThetaInvNorm": "Appendix C",

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from . import load
 from .citing import cite
 from .figure import Claim
-from .page import Reproduction, counts, gather
+from .page import WORDS, Reproduction, counts, gather
 from .sweep.sweep import draw
 
 HEAD = """# The paper, reproduced
@@ -50,7 +50,11 @@ def page(folder: Path, out: Path) -> str:
     """
     figures = gather(folder)
     total = counts([claim for figure in figures for claim in figure.claims])
-    parts = [HEAD, _table(("claims", *total), [("number", *map(str, total.values()))])]
+    parts = [
+        HEAD,
+        _table(("claims", *total), [("number", *map(str, total.values()))]),
+        _table(("in tables and figures", "is"), [(_text(t), _text(about)) for t, about in WORDS]),
+    ]
     for figure in figures:
         if figure.rows:
             parts += _section(figure, folder, out)
@@ -80,8 +84,12 @@ def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
         left = f" Not run: {_text(figure.made.left)}." if figure.made.left else ""
         runs = f"{_text(figure.made.runs)}.{left} {_text(facts)}"
         yield f"`{figure.name}` ({_text(figure.labels)}), {runs}.\n"
-        yield "".join(
-            f"    {line}\n" for command in figure.made.commands for line in command.splitlines()
+        commands = "".join(
+            f"{line}\n" for command in figure.made.commands for line in command.splitlines()
+        )
+        yield (
+            f"<details><summary>Commands</summary><pre>\n{escape(commands, quote=False)}</pre>"
+            "</details>\n"
         )
     numbers = escape(cite(load(figure.name).table(figure.rows)))
     yield f"<details><summary>All numbers</summary><pre>\n{numbers}\n</pre></details>\n"

@@ -23,6 +23,7 @@ from .figure import PRESETS, Claim, Figure, Preset, Verdict
 from .style import drawings, save
 from .sweep.selection import describe_jobs
 from .sweep.sweep import Sweep, readable
+from .training.methods import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -60,6 +61,19 @@ MEANINGS: dict[Verdict, str] = {
     "missed": "a goal of our own that they do not reach",
     "not run": "there are no runs to tell by",
 }
+# Methods, and words of the tables.
+WORDS = (
+    *((method.title, method.about) for method in METHODS.values()),
+    (
+        "seed",
+        "One repetition with other random weights and batches; ± is the standard deviation over "
+        "seeds.",
+    ),
+    (
+        "never, neither",
+        "The method did not get there in all of its runs; neither it nor the baseline did.",
+    ),
+)
 SAID_APART = ("command", "commit", "date", "seconds", *VERSIONS)
 
 
@@ -160,6 +174,7 @@ def page(folder: Path) -> str:
         title="PathCond: the paper, reproduced",
         total=counts([claim for figure in figures for claim in figure.claims]),
         meanings=MEANINGS,
+        words=WORDS,
         shown=[entry for entry in shown if cast(Reproduction, entry["figure"]).rows],
         missing=[entry for entry in shown if not cast(Reproduction, entry["figure"]).rows],
     )

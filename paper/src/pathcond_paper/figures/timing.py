@@ -222,7 +222,8 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     legend_below(drawing, (left, right))
     drawing.set_label(
         "fig:timing, fig:timing_mlp: seconds of conditioning beside an epoch, over the size of "
-        "MLPs, and by step; bars and bands are deviations over repetitions."
+        "MLPs, and by step; bars and bands are deviations over repetitions. CIFAR-NV is the "
+        "network that Table 1 counts: no biases, no last BatchNorm."
     )
     return {"timing": drawing}
 
@@ -443,28 +444,39 @@ def _linear_claim(rows: Sequence[Row]) -> Claim:
     times = [mean(found) for found in seconds]
     line = Line.through(sizes, times)
     growth, more = times[-1] / times[0], sizes[-1] / sizes[0]
-    exponent = math.log(growth) / math.log(more)
+    exponent = _exponent(sizes, times)
     exact_sizes, exact = over_size(wide, "exact")
     ours = ""
     if len(exact_sizes) == len(sizes):
-        found = mean(exact[-1]) / mean(exact[0])
+        of_exact = [mean(found) for found in exact]
         ours = (
-            f"{found:.2f} times the time for the exact path kernel (exponent "
-            f"{math.log(found) / math.log(more):.1f})."
+            f"{of_exact[-1] / of_exact[0]:.2f} times the time for the exact path kernel (exponent "
+            f"{_exponent(exact_sizes, of_exact):.1f})."
         )
     return Claim.judge(
         paper,
-        exponent <= MOST_LINEAR,
+        max(exponent, math.log(growth) / math.log(more)) <= MOST_LINEAR,
         f"{more:.2f} times the parameters take {growth:.2f} times the time: exponent "
         f"{exponent:.1f}.",
-        "Neuron by neuron, each measured "
+        "The exponent is that of a least-squares fit over all depths. Neuron by neuron, as the box "
+        f"is written in our code, one sweep times {SWEEPS}, measured "
         f"{_often(min(map(len, seconds)))}; it grows with the number of hidden neurons, of which "
         "8 layers have 8 times as many as one. A line has "
         f"{line.slope * 1e6:.3g} s per million parameters and {line.intercept:.3g} s, R² "
         f"{line.r2:.3f}.",
-        bound=f"the exponent is at most {MOST_LINEAR}",
+        bound=f"the exponent is at most {MOST_LINEAR}, fitted and from the smallest network to the "
+        "largest",
         ours=ours,
     )
+
+
+def _exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
+    """The power of the size that times grow with, by least squares over all of them.
+
+    >>> round(_exponent([1, 2, 4], [3.0, 12.0, 48.0]), 6)
+    2.0
+    """
+    return Line.through([math.log(size) for size in sizes], [math.log(t) for t in times]).slope
 
 
 def _solver_claim(rows: Sequence[Row]) -> Claim:

@@ -215,7 +215,7 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
     lifts.legend(handles=lifts.get_lines()[-3:], fontsize=7)
     parameters.legend(handles=parameters.get_lines()[:1], fontsize=7)
     drawing.set_label(
-        "fig:toy_example: loss over steps (left), the way of the function (middle) and of the "
+        "fig:toy_example: loss over steps (left), the path of the function (middle) and of the "
         "weights (right) from three starts; open circles as they are, full ones conditioned."
     )
     return {"toy": drawing}

@@ -24,6 +24,7 @@ class Method:
 
     Attributes:
         title: For legends and tables.
+        about: What it is, for somebody who has not read the paper.
         condition: Options of ``condition_`` before training; None to start as initialised.
         balance: After what an ENorm cycle runs, if at all.
         teleports: Whether to condition again every so many steps.
@@ -37,6 +38,7 @@ class Method:
     """
 
     title: str
+    about: str = ""
     condition: Mapping[str, Any] | None = None
     balance: Literal["step", "epoch"] | None = None
     teleports: bool = False
@@ -65,17 +67,43 @@ AS_IN_PAPER = {
     "normalization": "paper",
 }
 METHODS = {
-    "baseline": Method(title="baseline"),
-    "enorm": Method(title="ENorm, every step", balance="step"),
-    "enorm-epoch": Method(title="ENorm, every epoch", balance="epoch"),
-    "paper": Method(title="PathCond as in the paper", condition=AS_IN_PAPER),
+    "baseline": Method(title="baseline", about="The network as torch initialises it."),
+    "enorm": Method(
+        title="ENorm, every step",
+        about="An older method, which makes the sum of squared weights as small as rescaling can; "
+        "one cycle of it after every step of training.",
+        balance="step",
+    ),
+    "enorm-epoch": Method(
+        title="ENorm, every epoch", about="The same after every epoch.", balance="epoch"
+    ),
+    "paper": Method(
+        title="PathCond as in the paper",
+        about="The paper's method as its authors' program runs it: ten sweeps before training.",
+        condition=AS_IN_PAPER,
+    ),
     "paper-exact": Method(
         title="norms tied as in the paper, exact",
+        about="The same scales at the exact optimum of the paper's criterion, measured on a batch.",
         condition={"criterion": PathKernel(), "normalization": "paper"},
     ),
-    "exact": Method(title="PathCond, exact", condition=PATHS),
-    "default": Method(title="PathCond, the default", condition={}),
-    "teleport": Method(title="PathCond, teleporting", condition=PATHS, teleports=True),
+    "exact": Method(
+        title="PathCond, exact",
+        about="The exact optimum of the paper's criterion with this library's treatment of norms: "
+        'condition_ with criterion=PathKernel(), normalization="absorb".',
+        condition=PATHS,
+    ),
+    "default": Method(
+        title="PathCond, the default",
+        about="What condition_(model, batch) does: balanced layers.",
+        condition={},
+    ),
+    "teleport": Method(
+        title="PathCond, teleporting",
+        about="PathCond, exact, again every so many steps of training.",
+        condition=PATHS,
+        teleports=True,
+    ),
 }
 RATE = 1e-3  # of the paper's main figures
 AT_OTHER_RATES = ("baseline", "paper", "exact")
