@@ -61,6 +61,31 @@ def test_a_package_is_as_at_a_commit_while_it_is_the_same(package: Path) -> None
     assert not any(origin.is_as_at(name, package) for name in (first, second, None, "", "abc"))
 
 
+def test_a_package_is_as_at_a_commit_while_its_code_is(package: Path) -> None:
+    def commit(name: str, text: str) -> str:
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text(text)
+        git(package.parents[1], "add", "-A")
+        git(package, "commit", "-q", "-m", "more")
+        return git(package, "rev-parse", "HEAD")
+
+    code = '"""What it does."""\nif a:  # why\n    raise ValueError("It is {a}, which is {b}.")\n'
+    first = commit("__init__.py", code)
+    commit(
+        "__init__.py", code.replace("What", "All that").replace("It is", "There").replace("why", "")
+    )
+    assert origin.is_as_at(first, package), "docstrings, comments, messages"
+    told = commit("told/page.py", "a = 1\n")
+    assert not origin.is_as_at(first, package)
+    assert origin.is_as_at(first, package, but=("told",))
+    commit("__init__.py", code.replace("if a", "if not a"))
+    assert not origin.is_as_at(first, package, but=("told",))
+    assert not origin.is_as_at(told, package)
+    same = commit("data.txt", "a b c d")
+    commit("data.txt", "a b c e")
+    assert not origin.is_as_at(same, package), "a file that is no program"
+
+
 def test_a_package_installed_below_another_project_has_none(package: Path) -> None:
     installed = package.parents[1] / ".venv" / "site-packages" / "package"
     installed.mkdir(parents=True)

@@ -4,9 +4,11 @@ never the name of a machine.
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -65,12 +67,52 @@ def commit_of(package: Path) -> str | None:
     return found + CHANGED if changes else found
 
 
-def is_as_at(commit: str | None, package: Path) -> bool:
-    """Whether a package is what it was at a commit of its checkout; False where that is unknown."""
+def is_as_at(commit: str | None, package: Path, *, but: Sequence[str] = ()) -> bool:
+    """Whether a package does what it did at a commit of its checkout; False where that is unknown.
+
+    Args:
+        commit: Of a row, say.
+        package: Its folder.
+        but: Parts of it that may have changed.
+    """
     now = commit_of(package)
     if not commit or now is None or now.endswith(CHANGED):
         return False
-    return _git(package, "diff", "--quiet", commit, now, "--", ".") is not None
+    parts = [".", *(f":(exclude){part}" for part in but)]
+    changed = _git(package, "diff", "--name-only", "--relative", commit, now, "--", *parts)
+    return changed is not None and all(
+        _does_the_same(*(_git(package, "show", f"{at}:./{name}") for at in (commit, now)))
+        for name in changed.splitlines()
+    )
+
+
+def _does_the_same(before: str | None, after: str | None) -> bool:
+    """Whether two versions of a file are the same program; None is no file."""
+    if before is None or after is None:
+        return False
+    try:
+        first, second = (ast.dump(_WithoutTexts().visit(ast.parse(s))) for s in (before, after))
+    except SyntaxError:  # no Python
+        return False
+    return first == second
+
+
+class _WithoutTexts(ast.NodeTransformer):
+    """Empties docstrings and messages: strings of three words or more, which people read.
+
+    >>> _does_the_same("f('a key', 'It is so.')  # why", "f('a key', f'It was {x} then.')")
+    True
+    >>> _does_the_same("f('a key')", "f('another key')")
+    False
+    """
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        text = isinstance(node.value, str) and len(node.value.split()) >= 3
+        return ast.Constant("") if text else node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+        return ast.Constant("") if len(" ".join(map(str, parts)).split()) >= 3 else node
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
