@@ -498,7 +498,7 @@ def test_the_report_counts_the_units_at_a_bound() -> None:
     held = condition_(model, x)
     norms = sum(len(group.units) for group in held.groups if group.name in ("1", "4"))
     assert held.at_bound["the ε of a norm"] >= norms > 0
-    assert "units go as far as the ε of a norm lets them" in str(held)
+    assert "units go as far as the ε of a norm allows" in str(held)
 
 
 def test_a_bound_is_checked() -> None:

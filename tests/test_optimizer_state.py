@@ -186,8 +186,8 @@ def test_factored_moments_of_adafactor_start_anew_and_it_is_said_once(
         optimizer.step()  # from nothing
         before = optimizer.state[bias]["variance"].clone()
     assert [record.getMessage() for record in caplog.records] == [
-        "The optimizer state of 3 parameters cannot be moved and starts anew: 0.weight, 2.weight, "
-        "4.weight"
+        "The optimizer state of 3 parameters cannot be rescaled and starts anew: 0.weight, "
+        "2.weight, 4.weight"
     ]
 
 

@@ -35,16 +35,16 @@ def warn_of_what_may_hurt(report: Report, criterion: Criterion) -> None:
         before, after = report.spread()
         if after > before + SPREAD_WARNING:
             logger.warning(
-                "The spread of diag(G) grows from %.1f to %.1f decades: few of the parameters that "
-                "hold its sum can be rescaled, and the others were moved towards them. If training "
-                "is worse than before, pass max_log_scale=1.0.",
+                "The spread of diag(G) grows from %.1f to %.1f decades: most of its sum lies in "
+                "parameters that cannot be rescaled, and the others were moved towards them. If "
+                "training is worse than before, pass max_log_scale=1.0.",
                 before,
                 after,
             )
     if report.pace < PACE_WARNING:
         logger.warning(
             "The sum of diag(G) falls to %.2g of what it was, and with it the pace of plain SGD: "
-            "divide the learning rate by that (with Adam, by %.2g).",
+            "to go on as fast as before, divide the learning rate by that (with Adam, by %.2g).",
             report.pace,
             report.paces["Adam"],
         )
@@ -66,7 +66,8 @@ def warn_where_nothing_is_gained(report: Report, model: nn.Module, sample: Sampl
         return
     if moved < IN_BALANCE:
         logger.warning(
-            "The weights were in balance but for %.1f %%: training will go as it would have.",
+            "The weights were within %.1f %% of balance already: conditioning does not change "
+            "training.",
             100 * math.expm1(moved),
         )
     elif (

@@ -400,9 +400,9 @@ def _refuse_runaway(solution: Solution, symmetry: Symmetry) -> None:
     unit = int(sizes.argmax())
     where = next(group.name for group in symmetry.groups if unit in group.units)
     raise RescalingError(
-        f"The model was not changed, because the criterion has no minimum: at a log-scale of "
-        f"{float(solution.log_scales[unit]):.0f} for {where} it still falls. Pass max_log_scale, "
-        "or leave those weights out by exclude=..."
+        f"The model was not changed, because the criterion has no minimum: it still falls where "
+        f"units of {where} have a log-scale of {float(solution.log_scales[unit]):.0f}. Pass "
+        "max_log_scale, or leave those weights out by exclude=..."
     )
 
 

@@ -233,10 +233,9 @@ class Teleportation:
         """
         if torch._C._current_graph_task_id() != -1:
             raise MismatchError(
-                "optimizer.step() was called inside backward(), where later layers have passed "
-                "on gradients of the weights as they "
-                "are. Teleport between steps: schedule=lambda step: False, and handle.now() "
-                "after backward()."
+                "optimizer.step() was called inside backward(), when the gradients that later "
+                "layers have passed on belong to the weights as they are. Teleport between steps: "
+                "schedule=lambda step: False, and handle.now() after backward()."
             )
         try:
             with uninterrupted(), _one_thread(self._model), interruptible():
@@ -346,17 +345,15 @@ def _compare(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: 
     if foreign:
         logger.warning(
             "The optimizer also trains %d parameters that are not the model's. If some of them "
-            "read hidden units of this model (a "
-            "second head), pass the module that holds both: a rescaling knows only what the "
-            "model shows.",
+            "read hidden units of this model (a second head), pass the module that holds both: "
+            "pathcond sees only the model that it is given.",
             len(foreign),
         )
     training = [name for name in outside if parameters[name].requires_grad]
     if training:
         logger.warning(
             "%d trainable parameters are in no optimizer given to teleport (%s ...): if another "
-            "one trains them, pass both as a "
-            "list, or its state will not move along.",
+            "one trains them, pass both as a list, or its state is not rescaled.",
             len(training),
             ", ".join(training[:3]),
         )

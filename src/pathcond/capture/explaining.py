@@ -81,10 +81,13 @@ def _hints(error: Exception, training: bool) -> str:
         if "Cache" in str(error)
         else ""
     )
-    hint = f"If the model rejects the inputs, check their shapes, types and device{samples}{cache}."
+    hint = (
+        "If the model itself fails on these inputs, check their shapes, types and "
+        f"device{samples}{cache}."
+    )
     if isinstance(error, TypeError) and " argument" in str(error):
         hint += (
-            " A dict is passed as keyword arguments, a tuple as positional ones: write (batch,) if "
-            "forward takes the batch as it is."
+            " A dict is passed as keyword arguments, a tuple as positional ones: leave labels out, "
+            "and write (batch,) if forward takes one tuple."
         )
     return hint

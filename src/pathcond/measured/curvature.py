@@ -89,7 +89,7 @@ class Curvature(Criterion):
             raise TypeError(f"loss must be a function of the model's output, not {self.loss!r}")
         if (self.samples is not None and self.samples < 1) or self.steps < 1:
             raise ValueError(
-                f"Curvature needs a sample and a step, not samples={self.samples} "
+                f"Curvature needs samples >= 1 and steps >= 1, not samples={self.samples} "
                 f"and steps={self.steps}"
             )
         if self.weight not in ("rank", "size"):

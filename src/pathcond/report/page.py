@@ -14,7 +14,7 @@ from .text import tell_bounds
 SHOWN_LAYERS = 80
 STAGES = {
     "symmetry": "captures the model, finds what can be rescaled",
-    "energy": "measures diag(G)",
+    "energy": "measures diag(G) and what else the criterion needs",
     "solve": "finds the best scales",
     "rescale": "writes the weights, checks the outputs",
 }

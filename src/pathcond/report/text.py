@@ -86,10 +86,10 @@ def tell_bounds(at_bound: Mapping[str, int]) -> str:
     """Which units are at a bound, as a sentence.
 
     >>> tell_bounds({"the ε of a norm": 1200, "max_log_scale": 8})
-    '1,200 units go as far as the ε of a norm lets them, 8 units as far as max_log_scale'
+    '1,200 units go as far as the ε of a norm allows, 8 units as far as max_log_scale'
     """
     (name, units), *others = at_bound.items()
-    told = [f"{count_of(units, 'unit')} go as far as {name} lets them"]
+    told = [f"{count_of(units, 'unit')} go as far as {name} allows"]
     return ", ".join([*told, *(f"{count_of(n, 'unit')} as far as {other}" for other, n in others)])
 
 

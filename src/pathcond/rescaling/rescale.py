@@ -141,7 +141,7 @@ def rescale_(
     if (names := plan.transport.reset_names) and not optimizers <= SAID:
         SAID.update(optimizers)
         logger.warning(
-            "The optimizer state of %s cannot be moved and starts anew: %s%s",
+            "The optimizer state of %s cannot be rescaled and starts anew: %s%s",
             count_of(len(names), "parameter"),
             ", ".join(names[:3]),
             ", ..." if len(names) > 3 else "",

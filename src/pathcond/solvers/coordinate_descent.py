@@ -48,7 +48,7 @@ class CoordinateDescent(Solver):
         super().__post_init__()
         if self.sweeps < 1 or not self.tolerance >= 0:
             raise ValueError(
-                "CoordinateDescent needs a sweep and a tolerance >= 0, not "
+                "CoordinateDescent needs sweeps >= 1 and tolerance >= 0, not "
                 f"{self.sweeps} and {self.tolerance}"
             )
 

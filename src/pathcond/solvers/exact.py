@@ -50,8 +50,8 @@ class Exact(Solver):
         super().__post_init__()
         if not self.tolerance > 0 or self.max_steps < 1:
             raise ValueError(
-                f"Exact needs a positive tolerance and a step, not {self.tolerance} "
-                f"and {self.max_steps}"
+                f"Exact needs tolerance > 0 and max_steps >= 1, not {self.tolerance} and "
+                f"{self.max_steps}"
             )
 
     def solve(self, problem: Problem) -> Solution:

@@ -153,7 +153,7 @@ def watch_run(model: nn.Module, example: Example, modes: Sequence[bool] = (False
         "What the model decides by the sizes of its inputs cannot be watched "
         f"({type(run.error).__name__}: {run.error}), so that it may compute something else at "
         "sizes which the example does not have. Pass examples of the sizes that it will "
-        "meet as other_inputs; then these are taken for all there are."
+        "meet as other_inputs: pathcond then takes these for the only ones."
     ) from run.error
 
 

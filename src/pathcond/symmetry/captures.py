@@ -166,7 +166,10 @@ def _capture(
             graphs += found.graphs
             met = met.union(*(watch.met for watch in found.watches))
         if not way.invert <= met:
-            raise UnsupportedModelError("an outcome that was put in place did not come up again")
+            raise UnsupportedModelError(
+                "run again with a decision turned the other way, the model did not come to that "
+                "decision"
+            )
         return Captured(example=example, graphs=tuple(graphs))
     except UnsupportedModelError:
         if len(modes) == 1 or example.given:
