@@ -115,6 +115,33 @@ def test_balance_is_a_cycle_of_enorm(
             )
 
 
+def fails(*_: object) -> None:
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about what failed
+@pytest.mark.parametrize("backend", ["aot_eager", fails])
+def test_a_compiled_network_is_trained_as_it_is(backend: str | Callable[..., None]) -> None:
+    """In train mode with its statistics, and in eval mode; where compiling fails, too."""
+    torch.manual_seed(0)
+    model = SMALL()
+    stacks = [Stack([model]), Stack([model], compile_with=backend)]
+    for training in (True, False, True):
+        x = torch.randn(1, 16, 64)
+        gradients = []
+        for stack in stacks:
+            stack.train(training)
+            loss = stack(x).square().mean()
+            gradients.append(torch.autograd.grad(loss, list(stack.parameters.values())))
+        torch.testing.assert_close(*gradients)
+        torch.testing.assert_close(stacks[0].buffers, stacks[1].buffers)
+        with torch.no_grad():
+            for stack, found in zip(stacks, gradients, strict=True):
+                for parameter, gradient in zip(stack.parameters.values(), found, strict=True):
+                    parameter -= 0.1 * gradient
+    assert stacks[0].buffers["2.num_batches_tracked"].item() == 2
+
+
 def test_balance_leaves_units_without_weights_alone() -> None:
     models = [mlp((3, 3), inputs=4) for _ in range(2)]
     with torch.no_grad():

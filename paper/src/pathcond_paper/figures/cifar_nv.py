@@ -156,7 +156,9 @@ def run(jobs: Sequence[Job], place: Place, progress: Progress) -> Iterator[tuple
     )
     fitted = _variant_of(job).accuracy == "fitted_accuracy"
     bfloat16 = not job.get("float32")
-    yield from train_jobs(jobs, build, place, progress, bfloat16=bfloat16, fitted=fitted)
+    yield from train_jobs(
+        jobs, build, place, progress, bfloat16=bfloat16, compiled=True, fitted=fitted
+    )
 
 
 def _variant_of(job: Job) -> Variant:

@@ -41,6 +41,8 @@ class Recipe:
         teleport_times: How many they make; None for as many as there is time for.
         fitted: Whether to evaluate on the training set too, after every epoch.
         bfloat16: Whether to compute in bfloat16 on a GPU; weights stay float32.
+        compiled: Whether a network that is trained alone is compiled on a GPU; where that fails, it
+            runs as it is.
         approximate: Whether smooth activations are treated as ReLU.
         optimizer: A name in ``OPTIMIZERS``.
         weight_decay: As the optimizer of torch applies it.
@@ -57,6 +59,7 @@ class Recipe:
     teleport_times: int | None = None
     fitted: bool = False
     bfloat16: bool = False
+    compiled: bool = False
     approximate: bool = False
     optimizer: str = "sgd"
     weight_decay: float = 0.0

@@ -12,8 +12,9 @@ torch.Size([4, 5, 2])
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +22,23 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from pathcond.symmetry.symmetry import Symmetry
 
+Backend = str | Callable[..., Any]
+
 
 class Stack:
     """Several networks, called with one batch each.
+
+    Args:
+        models: Of one architecture.
+        compile_with: The backend of ``torch.compile`` for a network by itself, which runs as it is
+            where that fails; None to try nothing.
 
     Attributes:
         runs: How many.
         parameters, buffers: By name, (runs, ...) each.
     """
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
+    def __init__(self, models: Sequence[nn.Module], *, compile_with: Backend | None = None) -> None:
         self.runs = len(models)
         stacked, self.buffers = stack_module_state(list(models))
         # Copies, or a stack of one would share its memory with the network
@@ -38,6 +46,9 @@ class Stack:
             name: p.detach().clone().requires_grad_() for name, p in stacked.items()
         }
         self._template = copy.deepcopy(models[0]).to("meta")
+        self._alone: Callable[..., Tensor] = self._one
+        if compile_with is not None and self.runs == 1:
+            self._alone = _compiled(self._one, compile_with)
 
     def train(self, mode: bool = True) -> None:
         """Train or eval mode, for all."""
@@ -53,7 +64,7 @@ class Stack:
             buffers = {name: tensor.squeeze(0) for name, tensor in self.buffers.items()}
             x = x if shared else x.squeeze(0)
             x = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
-            return self._one(parameters, buffers, x).unsqueeze(0)
+            return self._alone(parameters, buffers, x).unsqueeze(0)
         outputs: Tensor = vmap(self._one, in_dims=(0, 0, None if shared else 0))(
             self.parameters, self.buffers, x
         )
@@ -79,6 +90,18 @@ class Stack:
             owner, _, leaf = name.rpartition(".")
             module.get_submodule(owner).register_buffer(leaf, stacked[run])
         return module
+
+
+def _compiled(function: Callable[..., Tensor], backend: Backend) -> Callable[..., Tensor]:
+    """The function compiled for every size that it is called with; as it is where that fails."""
+    torch.compiler.reset()  # torch keeps eight versions of a function: none of earlier stacks
+    compiled = torch.compile(function, backend=backend, dynamic=False)
+
+    def call(*arguments: Any) -> Tensor:
+        with torch._dynamo.config.patch(suppress_errors=True):
+            return compiled(*arguments)
+
+    return call
 
 
 @dataclass(frozen=True)

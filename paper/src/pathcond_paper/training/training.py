@@ -34,8 +34,9 @@ from .stack import Balance, Stack
 from .starting import Start, Starts
 from .unfinished import State, Unfinished
 
-# So that activations fit into memory: samples of all runs together, and of one.
-EVALUATED_AT_ONCE, EVALUATED_OF_ONE = 2**17, 2**13
+# So that activations fit into memory: samples of all runs together, and of one. The latter divides
+# the data sets, so that a compiled network is evaluated at one size.
+EVALUATED_AT_ONCE, EVALUATED_OF_ONE = 2**17, 5_000
 WARM_UPS = 3  # steps before a CUDA graph is recorded
 
 
@@ -169,7 +170,8 @@ class _Session:
         started = [starts.of(run.method, run.seed) for run in runs]
         models = [start.model for start in started]
         self.curves = [Curves(**start.describe_scales()) for start in started]
-        self.stack = Stack(models)
+        compile_with = "inductor" if recipe.compiled and device.type == "cuda" else None
+        self.stack = Stack(models, compile_with=compile_with)
         balanced = [recipe.methods[run.method].balance for run in runs]
         by_step = balanced.count("step")
         by_epoch = balanced.count("epoch")
