@@ -19,7 +19,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
 from ..sweep.selection import deviation, match_runs, mean, seeds_of, settings_of, spread, where
-from ..training.methods import METHODS, OURS, RATE, at_rates, tell_each
+from ..training.methods import METHODS, OURS, RATE, at_rates, tell_coinciding, tell_each
 from ..training.training import Settings, group_jobs, train_jobs
 
 if TYPE_CHECKING:
@@ -108,10 +108,18 @@ def plot(rows: Sequence[Row]) -> dict[str, Drawing]:
             )
         axes[column].set_title(f"learning rate {rate:g}")
     legend_below(drawing, axes)
+    losses = {
+        method: [
+            mean(final(rows, learning_rate=rate, compression=compression, method=method))
+            for rate in rates
+            for compression in settings_of(rows, "compression")
+        ]
+        for method in METHODS
+        if where(rows, method=method)
+    }
     drawing.set_label(
         "fig:mnist_ae, fig:regimes_all_lrs: final training loss (top) and greatest log-scale "
-        "(bottom) over the compression; curves of PathCond that seem to be missing lie under "
-        "another of its."
+        f"(bottom) over the compression.{tell_coinciding(losses)}"
     )
     return {"autoencoder": drawing}
 

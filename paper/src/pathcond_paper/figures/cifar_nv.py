@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pathcond.networks import cifar_nv
@@ -29,7 +29,7 @@ from pathcond.rows import Job, Result, Row
 from ..figure import Claim, Place, Preset, Progress
 from ..published import SINCE
 from ..sweep.selection import match_runs, mean, seeds_of, settings_of, spread, where
-from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, tell_each
+from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, tell_coinciding, tell_each
 from ..training.training import Settings, epochs_to, train_jobs
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ LEVELS = (0.9, 0.95, 0.98, 0.99, 0.999)  # of training accuracy at which runs ar
 NEAR_OPTIMAL = 0.99  # the one that decides, as with the MLPs
 ABOUT_20 = 15  # epochs
 SMOOTHING = 0.2  # weight of a new epoch in the curves
-COINCIDE = 0.02  # curves whose mean losses differ by less
+COINCIDE = 0.02  # share by which mean losses of curves that coincide may differ
 CHANGED = SINCE
 DATASETS: dict[Preset, tuple[str, ...]] = {
     "smoke": ("digits",),
@@ -219,28 +219,17 @@ def _drawing(rows: Sequence[Row], variant: Variant) -> Drawing:
     axes[0].set_title(f"{variant.name}, learning rate {rate:g}", loc="left")
     legend_below(drawing, axes)
     label = "fig:cifar10_conv" if rate == RATE else "fig:generalize_all_lrs"
-    same = _coinciding({method: where(rows, method=method) for method in METHODS})
+    losses = {
+        method: [mean([mean(row.result["train_loss"]) for row in found])]
+        for method in METHODS
+        if (found := where(rows, method=method))
+    }
     drawing.set_label(
         f"{label}, CIFAR-NV {variant.name}, learning rate {rate:g}: training loss, training and "
-        f"test accuracy, smoothed; bands are deviations over seeds.{same}"
+        f"test accuracy, smoothed; bands are deviations over seeds."
+        + tell_coinciding(losses, COINCIDE)
     )
     return drawing
-
-
-def _coinciding(by_method: dict[str, list[Row]]) -> str:
-    """Which curves of training loss lie under others, as a sentence; empty if none do."""
-    ends = {
-        method: mean([mean(row.result["train_loss"]) for row in rows])
-        for method, rows in by_method.items()
-        if rows
-    }
-    pairs = [
-        (one, other)
-        for one, other in combinations(ends, 2)
-        if abs(ends[one] - ends[other]) < COINCIDE * ends[other]
-    ]
-    told = "; ".join(f"{METHODS[one].title} and {METHODS[other].title}" for one, other in pairs)
-    return f" Curves that coincide: {told}." if told else ""
 
 
 def best(rows: Sequence[Row]) -> list[float]:

@@ -21,7 +21,15 @@ from pathcond.rows import Job, Result, Row
 from ..figure import Claim, Place, Preset, Progress
 from ..published import SINCE
 from ..sweep.selection import match_runs, mean, seeds_of, settings_of, spread, where
-from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, at_rates, tell_each
+from ..training.methods import (
+    AT_OTHER_RATES,
+    METHODS,
+    OURS,
+    RATE,
+    at_rates,
+    tell_coinciding,
+    tell_each,
+)
 from ..training.training import Settings, epochs_to, group_jobs, train_jobs
 
 if TYPE_CHECKING:
@@ -30,10 +38,7 @@ if TYPE_CHECKING:
 
 TARGET = 0.99
 OTHER_RATES = (1e-4, 1e-2, 1e-1)
-OPEN = (
-    "An open marker at the top is a run that did not get there; a line that seems to be missing "
-    "lies under another."
-)
+OPEN = "An open marker at the top is a run that did not get there."
 FITTED, RUNNING = "fitted_accuracy", "train_accuracy"  # after an epoch, and over its steps
 INPUTS = {"cifar10": 3072, "digits": 64}
 CHANGED = SINCE
@@ -129,9 +134,21 @@ def depth_drawing(rows: Sequence[Row], label: str) -> Drawing:
     legend_below(drawing, (left, middle))
     drawing.set_label(
         f"{label}: epochs to {TARGET:.0%} training accuracy by size, and training accuracy and "
-        f"loss with {shown} hidden layers. {OPEN}"
+        f"loss with {shown} hidden layers. {OPEN}{_tell_coinciding(rows)}"
     )
     return drawing
+
+
+def _tell_coinciding(rows: Sequence[Row]) -> str:
+    """Which methods need the same number of epochs at every depth."""
+    depths = settings_of(rows, "depth")
+    return tell_coinciding(
+        {
+            method: [mean(epochs(rows, depth=depth, method=method)) for depth in depths]
+            for method in METHODS
+            if where(rows, method=method)
+        }
+    )
 
 
 def _rates_drawing(rows: Sequence[Row]) -> Drawing:

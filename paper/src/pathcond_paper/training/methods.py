@@ -4,6 +4,7 @@ batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -117,6 +118,34 @@ def tell_each(methods: Iterable[str], tell: Callable[[str], str]) -> str:
     'PathCond, exact 1.5×'
     """
     return "; ".join(f"{METHODS[name].title} {text}" for name in methods if (text := tell(name)))
+
+
+def tell_coinciding(curves: Mapping[str, Sequence[float]], within: float = 0.04) -> str:
+    """Which methods have the same curve, as a sentence for a caption; empty if none have.
+
+    Args:
+        curves: By method, its values; where one is not finite nothing is compared.
+        within: Share by which values may differ.
+
+    >>> tell_coinciding({"baseline": [1.0, 2.0], "enorm": [1.01, 2.0], "default": [0.5, 1.0]})
+    ' Curves that coincide: “baseline” and “ENorm, every step”.'
+    """
+
+    def coincide(one: str, other: str) -> bool:
+        pairs = zip(curves[one], curves[other], strict=True)
+        finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+        return bool(finite) and all(abs(a - b) <= within * abs(b) for a, b in finite)
+
+    groups: list[list[str]] = []
+    for method in curves:
+        same = next((group for group in groups if coincide(group[0], method)), None)
+        if same is None:
+            groups.append([method])
+        else:
+            same.append(method)
+    titles = [[f"“{METHODS[name].title}”" for name in group] for group in groups]
+    told = [f"{', '.join(first)} and {last}" for *first, last in titles if first]
+    return f" Curves that coincide: {'; '.join(told)}." if told else ""
 
 
 def at_rates(others: Sequence[float], preset: Preset) -> list[tuple[float, str]]:
