@@ -1,6 +1,7 @@
 """The model collection: which models the library is tested on, and what is tested of each.
 
 python -m tests.zoo --write docs/zoo.md [--jobs 2] [--only resnet]
+python -m tests.zoo --names some.txt --rows rows.jsonl    # these, in the order of the file
 python -m tests.zoo --small    # nearly all architectures of transformers, two layers of each
 """
 
@@ -759,6 +760,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--names", help="file with the names of models to run, in this order")
     parser.add_argument("--small", action="store_true", help="the collection of small models")
     parser.add_argument(
         "--without", nargs="*", default=[], help="models to leave out; the page names them"
@@ -772,11 +774,13 @@ def main() -> int:
         for entry in (small_entries() if options.small else entries())
         if options.only in entry.name and entry.name not in options.without
     ]
+    if options.names:
+        names = [name for name in Path(options.names).read_text().split() if name in names]
     todo = [name for name in names if name not in done or not is_current(done[name].commit)]
     # A worker that the system kills for its memory ends the run with an error; a Pool would wait.
     # Workers that take more than one task each may wait for each other (gh-115634 of Python).
     jobs = max(1, min(options.jobs, len(todo)))
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         runs = [pool.submit(_examine_safely, name, options.device, threads) for name in todo]
         for run in as_completed(runs):
