@@ -433,7 +433,7 @@ def _generalizes(rows: Sequence[Row], variant: Variant) -> Claim:
         text,
         gain >= -0.5,
         f"{gain:+.1f} points of best test accuracy beside the baseline ({seeds_of(pairs)}).",
-        bound="it loses at most 0.5 points; how much faster it is is judged above",
+        bound="it loses at most 0.5 points; the line above judges how much faster it is",
         ours=f"{ours}." if ours else "",
     )
 
