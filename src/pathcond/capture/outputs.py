@@ -4,10 +4,9 @@ one by one.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..errors import UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
 from .isolation import attributes_kept, isolated, replaced, weights_kept
 from .models import Inputs, as_call, fresh_call, returned_leaves
+from .tf32 import backends_of, without_tf32
 from .usable import differing_types
 
 
@@ -67,7 +67,7 @@ def example_outputs(
         weights_kept(model, values.values()),
         replaced(model, values | buffers),
         torch.no_grad(),
-        _full_precision(),
+        without_tf32(backends_of(model, example_inputs)),
     ):
         try:
             if call is not None:
@@ -103,19 +103,6 @@ def require_fitting_types(model: nn.Module, example_inputs: Inputs) -> None:
         raise UnsupportedModelError(
             f"{found} The model fails on it: {str(error).splitlines()[0]}"
         ) from error
-
-
-@contextlib.contextmanager
-def _full_precision() -> Iterator[None]:
-    """Without TF32, whose rounding would hide what is being measured."""
-    matmul = torch.backends.cuda.matmul.allow_tf32
-    cudnn = torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = matmul
-        torch.backends.cudnn.allow_tf32 = cudnn
 
 
 def output_change(before: list[Tensor], after: list[Tensor]) -> float:
