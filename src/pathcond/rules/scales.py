@@ -82,6 +82,10 @@ class Scales:
         """The value of a known tensor, None for anything else."""
         return value.value if isinstance(value, Known) and not value.value.is_meta else None
 
+    def lasting_value(self, value: Operand) -> Tensor | None:
+        """The same of what is written in the program; what is in a buffer may change."""
+        return self.value(value) if isinstance(value, Known) and value.lasting else None
+
     def simplify(self, value: Any) -> Any:
         """A frozen parameter is a constant."""
         if isinstance(value, Weight) and value.name in self.factors.frozen:

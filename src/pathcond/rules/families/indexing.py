@@ -60,12 +60,12 @@ def embedding_bag(
 
 @rule("index", family=INDEXING)
 def index(scales: Scales, x: Operand, indices: Any) -> Any:
-    if scales.value(indices[0]) is None and all(given is None for given in indices[1:]):
+    if scales.lasting_value(indices[0]) is None and all(given is None for given in indices[1:]):
         picked = pick_from(scales, x, scales.node.bound["indices"][0])
         if picked is not None:
             scales.pin(indices[0], "is an index")
             return picked
-    values = [None if given is None else scales.value(given) for given in indices]
+    values = [None if given is None else scales.lasting_value(given) for given in indices]
     known = all(
         given is None or value is not None for given, value in zip(indices, values, strict=True)
     )
@@ -105,7 +105,7 @@ def index(scales: Scales, x: Operand, indices: Any) -> Any:
 
 @rule("index_select", family=INDEXING)
 def index_select(scales: Scales, x: Operand, dim: int, index: Operand) -> Any:
-    x, value = scales.simplify(x), scales.value(index)
+    x, value = scales.simplify(x), scales.lasting_value(index)
     if value is not None and scales.is_weight(x):
         return scales.picked(x, lambda at: at.index_select(dim, value))
     if value is None:

@@ -17,7 +17,7 @@ from ..energies import FREEZE, Carried, Energies, Energy, Frozen, PathSum
 from ..labels import ANY, Labels
 from ..scales import Scales
 from ..table import energy, rule
-from ..values import Known, Operand
+from ..values import Operand
 from .indexing import INDEXING
 
 MAX_EXACT = 1 << 20  # larger targets are treated as if the index were unknown
@@ -32,7 +32,7 @@ def into_rows(
     if reduce in PRODUCTS:
         return _pin_both(scales, x, source)
     target = scales.labels(x)
-    value = _lasting_value(scales, index)
+    value = scales.lasting_value(index)
     if value is None or _too_large(target):
         return _anywhere(scales, target, dim, index, scales.labels(source))
     places = _positions(target).index_select(dim, value)
@@ -55,7 +55,7 @@ def scatter(
     if reduce in PRODUCTS:
         return _pin_both(scales, x, src)
     target = scales.labels(x)
-    at = _lasting_value(scales, index)
+    at = scales.lasting_value(index)
     if at is None or _too_large(target):
         return _anywhere(scales, target, dim, index, scales.labels(src))
     read = scales.labels(src).full[tuple(slice(size) for size in at.shape)]
@@ -74,7 +74,7 @@ def index_put(
     scales: Scales, x: Operand, indices: Any, values: Operand, accumulate: bool
 ) -> Labels:
     target, source = scales.labels(x), scales.labels(values)
-    given = [None if index is None else _lasting_value(scales, index) for index in indices]
+    given = [None if index is None else scales.lasting_value(index) for index in indices]
     known = all(i is None or v is not None for i, v in zip(indices, given, strict=True))
     if known and not _too_large(target):
         places = _positions(target)[tuple(slice(None) if v is None else v for v in given)]
@@ -130,11 +130,6 @@ def into_view(
     else:
         places = torch.ops.aten.slice(positions, dim, start, end, step)
     return _exactly(scales, x, places, scales.labels(src), overwrites=True)
-
-
-def _lasting_value(scales: Scales, index: Operand) -> Tensor | None:
-    """The value of an index that is written in the program; one in a buffer may change."""
-    return scales.value(index) if isinstance(index, Known) and index.lasting else None
 
 
 def _too_large(target: Labels) -> bool:
