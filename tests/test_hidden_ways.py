@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,9 +75,101 @@ def note_range(self: Any, value: float) -> None:
     self.large = value > 10
 
 
-@pytest.mark.parametrize("forward", [raised, asserted, asserted_inside, a_check_of_its_own])
+def suppressed(self: Any, x: Tensor) -> Tensor:
+    with contextlib.suppress(ValueError):
+        if x.abs().max() > 10:
+            raise ValueError("out of range")
+        return self.b(torch.relu(self.a(x)))
+    return self.b(torch.tanh(self.a(x)))
+
+
+class Swallowing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> bool:
+        return True
+
+
+def swallowed(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad(), Swallowing():
+        if x.abs().max() > 10:
+            raise ValueError("out of range")
+        return self.b(torch.relu(self.a(x)))
+    return self.b(torch.tanh(self.a(x)))
+
+
+def raised_again_unless_lenient(self: Any, x: Tensor) -> Tensor:
+    try:
+        if x.abs().max() > 10:
+            raise ValueError("out of range")
+        return self.b(torch.relu(self.a(x)))
+    except ValueError:
+        if self.lenient:
+            return self.b(torch.tanh(self.a(x)))
+        raise
+
+
+def left_in_the_end(self: Any, x: Tensor) -> Tensor:
+    y = self.b(torch.tanh(self.a(x)))
+    try:
+        if x.abs().max() > 10:
+            raise ValueError("out of range")
+        y = self.b(torch.relu(self.a(x)))
+    finally:
+        return y  # noqa: B012
+
+
+class Guard:
+    """Keeps what it is told."""
+
+    large = False
+
+    def check(self, value: float) -> None:
+        self.large = value > 10
+
+    def warning(self, text: str) -> None:
+        self.large = True
+
+
+def a_check_of_another_object(self: Any, x: Tensor) -> Tensor:
+    self.guard.check(x.abs().max().item())
+    return self.b(torch.tanh(self.a(x)) if self.guard.large else torch.relu(self.a(x)))
+
+
+def check_range(model: Any, value: float) -> None:
+    model.large = value > 10
+
+
+def a_check_that_is_given_the_model(self: Any, x: Tensor) -> Tensor:
+    check_range(self, x.abs().max().item())
+    return self.b(torch.tanh(self.a(x)) if self.large else torch.relu(self.a(x)))
+
+
+def a_warning_that_is_kept(self: Any, x: Tensor) -> Tensor:
+    self.guard.large = False
+    if x.abs().max() > 10:
+        self.guard.warning("large input")
+    return self.b(torch.tanh(self.a(x)) if self.guard.large else torch.relu(self.a(x)))
+
+
+CHECKS = [
+    raised,
+    asserted,
+    asserted_inside,
+    a_check_of_its_own,
+    suppressed,
+    swallowed,
+    raised_again_unless_lenient,
+    left_in_the_end,
+    a_check_of_another_object,
+    a_check_that_is_given_the_model,
+    a_warning_that_is_kept,
+]
+
+
+@pytest.mark.parametrize("forward", CHECKS)
 def test_checks_after_which_the_model_goes_on(forward: Forward) -> None:
-    model, far = network(forward), batch(9, 20.0)
+    model, far = network(forward, guard=Guard(), lenient=True, large=False), batch(9, 20.0)
     model.check_range = note_range.__get__(model)
     before = model(far)
     with contextlib.suppress(UnsupportedModelError):
@@ -93,8 +186,112 @@ def checked(self: Any, x: Tensor) -> Tensor:
     return self.b(torch.relu(self.a(x)))
 
 
-def test_a_check_whose_exception_goes_on_is_a_check() -> None:
-    assert find_symmetry(network(checked), batch()).num_units == 8
+def checked_without_gradients(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        torch._assert(x.abs().max() < 10, "out of range")
+        assert x.abs().max() < 10
+    return self.b(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize("forward", [checked, checked_without_gradients])
+def test_a_check_whose_exception_goes_on_is_a_check(forward: Forward) -> None:
+    assert find_symmetry(network(forward), batch()).num_units == 8
+
+
+# Calls after which the next one goes another way
+
+
+def another_way_once_called(self: Any, x: Tensor) -> Tensor:
+    h = torch.relu(self.a(x))
+    h = h if self.previous is None else torch.tanh(h)
+    self.previous = x.detach()
+    return self.b(h)
+
+
+def another_way_once_listed(self: Any, x: Tensor) -> Tensor:
+    h = torch.relu(self.a(x))
+    h = torch.tanh(h) if self.calls else h
+    self.calls.append(len(x))
+    return self.b(h)
+
+
+@pytest.mark.parametrize("forward", [another_way_once_called, another_way_once_listed])
+def test_what_a_call_leaves_behind_decides_about_the_next(forward: Forward) -> None:
+    model, same = (network(forward, previous=None, calls=[]) for _ in range(2))
+    x = batch(9)
+    condition_(model, batch())
+    assert not model.calls
+    assert model.previous is None
+    for _ in range(2):
+        torch.testing.assert_close(model(x), same(x))
+
+
+def a_table_made_once(self: Any, x: Tensor) -> Tensor:
+    if self.previous is None:
+        self.previous = torch.arange(6.0, dtype=x.dtype)
+    return self.b(torch.relu(self.a(x + self.previous)))
+
+
+def test_a_table_that_the_first_call_makes_costs_nothing() -> None:
+    assert find_symmetry(network(a_table_made_once, previous=None), batch()).num_units == 8
+
+
+# Tests of whether values are finite
+
+
+def a_quotient(self: Any, x: Tensor) -> Tensor:
+    h = torch.relu(self.a(x))
+    shares = h / h.sum(-1, keepdim=True)  # no numbers where all of h is zero
+    return self.b(torch.tanh(h) if torch.isnan(shares).any() else h)
+
+
+def missing_values(self: Any, x: Tensor) -> Tensor:
+    missing = torch.isnan(x)
+    h = torch.relu(self.a(x.masked_fill(missing, 0.0)))
+    return self.b(h + missing.double().mean() if missing.any() else h)
+
+
+@pytest.mark.parametrize("forward", [a_quotient, missing_values])
+def test_values_that_may_well_be_no_numbers(forward: Forward) -> None:
+    model = network(forward)
+    with torch.no_grad():
+        model.a.weight.abs_()
+        model.a.bias.abs_()
+    x = batch().abs()
+    far = torch.cat([x, -5 * x])
+    if forward is missing_values:
+        far[0, 0] = torch.nan
+    before = model(far)
+    assert find_symmetry(model, x).num_units == 0
+    condition_(model, x)
+    torch.testing.assert_close(model(far), before)
+
+
+def overflow(self: Any, x: Tensor) -> Tensor:
+    h = torch.relu(self.a(x)) / 2
+    h = h * torch.rsqrt(x.square().mean() + 1e-6) * (x.shape[0] / 3)
+    return self.b(h.clamp(-9, 9) if not torch.isfinite(h).all() else h)
+
+
+def test_a_test_for_overflow_is_followed() -> None:
+    assert find_symmetry(network(overflow), batch()).num_units == 8
+
+
+# Entries that are handed to Python one by one
+
+
+@pytest.mark.parametrize("name", ["apply_", "map_"])
+def test_entries_that_python_computes_are_refused(name: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x)).detach()
+        if name == "apply_":
+            h.apply_(lambda value: min(value, 5.0))
+        else:
+            h.map_(h, lambda value, other: min(value, 5.0))
+        return self.b(h)
+
+    with pytest.raises(UnsupportedModelError, match="entries one by one in Python"):
+        find_symmetry(network(forward), batch())
 
 
 # Draws with more than two outcomes
@@ -179,12 +376,33 @@ def into_an_object(self: Any, x: Tensor, held: SimpleNamespace) -> Tensor:
     return self.b(held.features)
 
 
+def into_what_lies_deep(self: Any, x: Tensor, held: dict) -> Tensor:
+    h = torch.relu(self.a(x))
+    held.setdefault("all", []).append({"h": (h,)})
+    return self.b(h)
+
+
+def into_a_method(self: Any, x: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
+    h = torch.relu(self.a(x))
+    keep(h)
+    return self.b(h)
+
+
+@dataclass(slots=True)
+class Slots:
+    features: Any = None
+
+
 @pytest.mark.parametrize(
     ("forward", "make", "take"),
     [
         (into_a_dict, dict, lambda held: held["features"]),
         (into_a_list, list, lambda held: held[-1]),
         (into_an_object, SimpleNamespace, lambda held: held.features),
+        (into_an_object, Slots, lambda held: held.features),
+        (into_an_object, nn.Module, lambda held: held.features),
+        (into_what_lies_deep, dict, lambda held: held["all"][-1]["h"][0]),
+        (into_a_method, lambda: [].append, lambda keep: keep.__self__[-1]),
     ],
 )
 def test_features_written_into_what_is_given(forward: Forward, make: Any, take: Any) -> None:

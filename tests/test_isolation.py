@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +50,11 @@ def in_a_default_dict(held: defaultdict, y: Tensor) -> Tensor:
     return in_a_deque(held["outputs"], y)
 
 
+def in_a_list(held: list, y: Tensor) -> Tensor:
+    held.append(len(y))
+    return y
+
+
 def in_a_list_of_lists(held: list, y: Tensor) -> Tensor:
     return in_a_deque(held[0], y)
 
@@ -56,7 +63,20 @@ def in_place(held: list, y: Tensor) -> Tensor:
     return y + held[0].add_(y.detach().mean(0))
 
 
-def in_a_counter(held: SimpleNamespace, y: Tensor) -> Tensor:
+@dataclass(slots=True, weakref_slot=True)
+class Slots:
+    calls: int = 0
+
+
+ELSEWHERE: list[Slots] = []
+
+
+def behind_a_proxy() -> Any:
+    ELSEWHERE.append(Slots())
+    return weakref.proxy(ELSEWHERE[-1])
+
+
+def in_a_counter(held: Any, y: Tensor) -> Tensor:
     held.calls += 1
     return y * min(1.0, 0.1 * held.calls)
 
@@ -72,6 +92,8 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor]]] = {
     "a list of lists": (lambda: [[]], in_a_list_of_lists),
     "a tensor in a list": (lambda: [torch.zeros(6)], in_place),
     "an object": (lambda: SimpleNamespace(calls=0), in_a_counter),
+    "slots": (Slots, in_a_counter),
+    "an object behind a weak proxy": (behind_a_proxy, in_a_counter),
     "an array": (lambda: {"calls": np.zeros(1)}, in_an_array),
 }
 
@@ -156,3 +178,10 @@ def test_a_large_tensor_that_is_an_attribute() -> None:
     model = holding(lambda: torch.zeros(2**22 + 1), lambda held, y: y + held.add_(1)[:6])
     assert condition_(model, torch.randn(8, 6)).num_units == 8
     assert not model.held.any()
+
+
+def test_a_weak_proxy_of_something_that_is_gone() -> None:
+    model = holding(list, in_a_list)
+    model.held = [weakref.proxy(Slots())]  # as a module of Lightning has after its trainer
+    assert condition_(model, torch.randn(8, 6)).num_units == 8
+    assert len(model.held) == 1

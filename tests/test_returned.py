@@ -187,12 +187,37 @@ class Remembering(nn.Module):
             self.kept["hidden"] = [hidden]
         elif self.kind == "object in an object":
             self.kept = SimpleNamespace(state=SimpleNamespace(found=Found(x, hidden)))
+        elif self.kind == "six deep":
+            self.kept = {"a": [{"b": [{"c": (hidden,)}]}]}
+        elif self.kind == "partial":
+            self.kept = partial(torch.norm, hidden)
+        elif self.kind == "default":
+            self.kept = lambda h=hidden: h.norm()
+        elif self.kind == "attribute of a weight":
+            self.first.weight.kept = hidden
+        elif self.kind == "module":
+            self.kept = [nn.Module()]
+            self.kept[0].hidden = hidden
         else:
             self.kept = Found(x, [hidden]) if self.kind == "object" else hidden
         return self.third(self.second(hidden).relu())
 
 
-@pytest.mark.parametrize("kind", ["attribute", "list", "dict", "object", "object in an object"])
+WAYS_TO_KEEP = [
+    "attribute",
+    "list",
+    "dict",
+    "object",
+    "object in an object",
+    "six deep",
+    "partial",
+    "default",
+    "attribute of a weight",
+    "module",
+]
+
+
+@pytest.mark.parametrize("kind", WAYS_TO_KEEP)
 def test_what_is_kept_in_an_attribute_is_held(kind: str) -> None:
     symmetry = pathcond.find_symmetry(Remembering(kind).double(), torch.randn(4, 3).double())
     assert symmetry.num_units == 5

@@ -68,6 +68,13 @@ def is_writable(tensor: Tensor) -> bool:
     return all(stride > 0 for stride, size in strides if size > 1)
 
 
+def values_of(tensor: Tensor) -> Tensor:
+    """Where the numbers of a tensor lie: its values, if it is sparse (torch.sparse_coo), even if
+    some stand for the same place.
+    """
+    return tensor._values() if tensor.layout == torch.sparse_coo else tensor
+
+
 def has_memory(tensor: Tensor) -> bool:
     """Whether the elements of a tensor lie in memory one by one. Those of sparse tensors do not,
     nor those of classes that are made of other tensors, as quantised weights are: what writing into
@@ -79,3 +86,13 @@ def has_memory(tensor: Tensor) -> bool:
         return tensor.is_meta or not tensor.numel() or tensor.data_ptr() != 0
     except (RuntimeError, NotImplementedError):
         return False
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """What identifies the memory that a tensor is a part of; None where it has none of its own."""
+    if tensor.layout != torch.strided:
+        return None
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # of a class that is made of other tensors
+        return None

@@ -16,6 +16,16 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def count_are(number: int, noun: str) -> str:
+    """``1 unit is``, ``2,000 units are``."""
+    return f"{count_of(number, noun)} {'is' if number == 1 else 'are'}"
+
+
+def first_of(names: Sequence[str], shown: int = 3) -> str:
+    """``a, b, c, ...``: the first of some names."""
+    return ", ".join([*names[:shown], *(["..."] if len(names) > shown else [])])
+
+
 def name_list(names: Sequence[str]) -> str:
     """``conv.weight, bn.{bias,running_mean} +3``: by module, the first few, and how many more."""
     by_module: dict[str, list[str]] = {}

@@ -42,7 +42,11 @@ PLUMBING = frozenset(
 _HERE = os.path.dirname(os.path.abspath(__file__))
 OWN = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "opaque", ""), trees.__file__)
 SPEAKING = frozenset(("warn", "warning", "warning_once", "info", "debug", "error", "exception"))
+TO_WHOM = ("log", "warn")  # as in ``self.logger`` and ``warnings``
 ASSERTING = ("_assert", "_check", "assert", "check")
+LEAVING = (ast.Return, ast.Break, ast.Continue)
+# Context managers that pass exceptions on, beside all of torch's own.
+TRANSPARENT = frozenset(("no_grad", "enable_grad", "inference_mode", "autocast", "nullcontext"))
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 SITE_PACKAGES = os.path.join(STANDARD_LIBRARY, "site-packages")
 
@@ -271,11 +275,36 @@ def _caught_lines(source: str) -> frozenset[int]:
     return frozenset(
         line
         for node in ast.walk(_parse(source))
-        if isinstance(node, (ast.Try, ast.TryStar))
-        and not all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
-        for statement in node.body
+        for statement in _caught_statements(node)
         for line in _lines(statement)
     )
+
+
+def _caught_statements(node: ast.AST) -> list[ast.stmt]:
+    """The statements inside a block whose exceptions it may keep to itself."""
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        return [] if all(map(_passes_exceptions_on, node.items)) else node.body
+    if not isinstance(node, (ast.Try, ast.TryStar)):
+        return []
+    if any(map(_may_leave, node.finalbody)):
+        return [*node.body, *node.orelse, *(part for h in node.handlers for part in h.body)]
+    raised = (
+        isinstance(handler.body[-1], ast.Raise) and not any(map(_may_leave, handler.body))
+        for handler in node.handlers
+    )
+    return [] if all(raised) else node.body
+
+
+def _may_leave(statement: ast.stmt) -> bool:
+    """Whether a statement may leave its block by something else than an exception."""
+    return any(isinstance(part, LEAVING) for part in ast.walk(statement))
+
+
+def _passes_exceptions_on(item: ast.withitem) -> bool:
+    """Whether a context manager is known to keep no exception to itself."""
+    called = item.context_expr
+    called = called.func if isinstance(called, ast.Call) else called
+    return _root_of(called) == "torch" or _last_name(called) in TRANSPARENT
 
 
 @functools.lru_cache(maxsize=64)
@@ -299,8 +328,8 @@ def _checked_lines(source: str) -> frozenset[int]:
         elif (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Call)
-            and _name_of(node.value).startswith(ASSERTING)
-            and not _is_method_of_own(node.value)
+            and _last_name(node.value.func).startswith(ASSERTING)
+            and _remembers_nothing(node.value)
         ):
             found.update(_lines(node.value))
         elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
@@ -308,26 +337,27 @@ def _checked_lines(source: str) -> frozenset[int]:
     return frozenset(found - others)
 
 
-def _name_of(call: ast.Call) -> str:
-    """The last name of what is called: ``_assert`` of ``torch._assert(...)``."""
-    called = call.func
-    return (
-        called.attr
-        if isinstance(called, ast.Attribute)
-        else called.id
-        if isinstance(called, ast.Name)
-        else ""
-    )
+def _last_name(node: ast.expr) -> str:
+    """``_assert`` of ``torch._assert``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
-def _is_method_of_own(call: ast.Call) -> bool:
-    """``self.check(...)`` may keep what it finds."""
-    called = call.func
-    return (
-        isinstance(called, ast.Attribute)
-        and isinstance(called.value, ast.Name)
-        and called.value.id == "self"
-    )
+def _root_of(node: ast.expr) -> str:
+    """``torch`` of ``torch._assert``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _remembers_nothing(call: ast.Call) -> bool:
+    """Whether a check has no object in which to keep what it finds, as ``self.check(...)`` and
+    ``check(self, ...)`` have.
+    """
+    if isinstance(call.func, ast.Attribute):
+        return _root_of(call.func) == "torch"
+    return not any(isinstance(part, ast.Name) and part.id == "self" for part in call.args)
 
 
 def _raises(body: list[ast.stmt]) -> bool:
@@ -367,7 +397,10 @@ def _only_talks(statement: ast.stmt) -> bool:
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     called = statement.value.func
-    return isinstance(called, ast.Attribute) and called.attr in SPEAKING
+    if not (isinstance(called, ast.Attribute) and called.attr in SPEAKING):
+        return False
+    listener = _last_name(called.value).lower()
+    return any(part in listener for part in TO_WHOM)
 
 
 def _lines(node: ast.expr | ast.stmt) -> range:

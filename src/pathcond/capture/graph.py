@@ -24,10 +24,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import HiddenError, UnsupportedModelError
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap, walk_wrappers
+from .contents import PLAIN
 from .draws import GlobalDraws, Plan, ScalarDraws, plans
 from .explaining import capture_error
 from .exporting import export_graph
-from .isolation import PLAIN, attributes_kept, isolated, quiet, replaced
+from .isolation import attributes_kept, isolated, quiet, replaced
 from .models import Inputs, as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
 from .trace import UnknownTensorError
@@ -186,6 +187,8 @@ class _Capture:
         graphs = [self.first()]
         if self.drawn:
             graphs += [self.again(plan) for plan in plans(self.drawn)]
+        if graphs[0].remembers:
+            graphs.append(self.again(Plan(), second=True))
         return graphs
 
     def first(self) -> Graph:
@@ -231,9 +234,9 @@ class _Capture:
         runs = (small or holders) and not any(tensor.is_meta for tensor in owned)
         return ("run", "export", "trace") if runs else ("export", "trace")
 
-    def again(self, plan: Plan) -> Graph:
-        """The graph under other draws, the same way as the first one."""
-        return self._follow(self._way, plan, replace=self._replace)
+    def again(self, plan: Plan, *, second: bool = False) -> Graph:
+        """The graph under other draws, or of a second call, the same way as the first one."""
+        return self._follow(self._way, plan, replace=self._replace, second=second)
 
     def _try(self, way: Way, *, replace: bool) -> tuple[Graph | None, Exception | None]:
         self._way = way
@@ -244,15 +247,15 @@ class _Capture:
         except Exception as error:
             return None, error
 
-    def _follow(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
+    def _follow(self, way: Way, plan: Plan, *, replace: bool, second: bool = False) -> Graph:
         """Once more, with all tensors that there are, where the model uses one that is unknown."""
         try:
-            return self._run(way, plan, replace=replace)
+            return self._run(way, plan, replace=replace, second=second)
         except UnknownTensorError:
             self._existing = all_tensors()
-        return self._run(way, plan, replace=replace)
+        return self._run(way, plan, replace=replace, second=second)
 
-    def _run(self, way: Way, plan: Plan, *, replace: bool) -> Graph:
+    def _run(self, way: Way, plan: Plan, *, replace: bool, second: bool) -> Graph:
         model, training = self.model, self.training
         # Ctrl-C waits: an export that is stopped half way leaves torch unable to export anything
         # else.
@@ -265,7 +268,7 @@ class _Capture:
             from_everywhere = GlobalDraws(plan)
             scalars = ScalarDraws(plan, replace=replace)
             args, kwargs = self._call(way)
-            watch = self._new_watch(way)
+            watch = self._new_watch(way) if not second else None
             try:
                 if way == "export":
                     draws = _both(scalars, watch or contextlib.nullcontext())
@@ -281,6 +284,7 @@ class _Capture:
                         existing=self._existing,
                         gradients=way == "run",
                         call=watch.call if watch is not None else None,
+                        second=second,
                     )
             finally:
                 self._torch_draws = scalars.count

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,19 +22,19 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import HiddenError
+from ..memory import storage_of
 from ..trees import tree_leaves
 from ..wrappers import compiler_is_loaded
+from .contents import OF_THE_PROCESS, PLAIN, behind_proxies, slots_of
 
 # Random states, warning filters, sys.stderr, TF32 and the compiler's stance belong to the whole
 # process: one thread at a time may change them, and puts them back before the next one.
 LOCK = threading.RLock()
 
 TABLES = ("_parameters", "_buffers", "_modules")
-PLAIN = (type(None), bool, int, float, str, bytes)
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # Other modules, code, and what belongs to the whole process: no part of these is looked into.
 HOLDING_NOTHING = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
-OF_THE_PROCESS = frozenset(("queue", "threading", "logging", "multiprocessing", "concurrent"))
 LEVELS = 5  # of containers and objects in each other
 MANY = 10_000  # such things
 LARGE = 2**22  # numbers in a tensor that lies inside of something
@@ -127,10 +127,13 @@ def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
 
 
 @contextlib.contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
+def attributes_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
     """Bring back what forward assigns to its modules, and what it writes into containers, objects
     and tensors that are their attributes or lie inside of these: they would keep tensors of copies,
     or of a trial run. Caches of methods are emptied. To be used inside ``uninterrupted``.
+
+    Yields:
+        A function that says whether there is something to bring back.
 
     Raises:
         HiddenError: It makes parameters, of which nobody knows yet what they will be.
@@ -145,8 +148,13 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     )
     caches = [(cache, cache.cache_info()) for cache in _list_caches(modules)]
     made: list[str] = []
+
+    def has_changed() -> bool:
+        assigned = any(not _holds(vars(m), attributes) for m, attributes, _ in saved)
+        return assigned or held.has_changed()
+
     try:
-        yield
+        yield has_changed
         made = _list_new_parameters(model, [(module, before[0]) for module, _, before in saved])
     finally:
         for module, attributes, before in saved:
@@ -171,9 +179,10 @@ class _Held:
 
     def __init__(self, values: Iterable[Any]) -> None:
         self.contents: list[tuple[Any, Any]] = []
+        self.slotted: list[tuple[Any, dict[str, Any]]] = []
         self.tensors: list[tuple[Tensor, int, Tensor]] = []
         self.arrays: list[tuple[Any, Any]] = []
-        here = [value for value in values if type(value) not in PLAIN]
+        here = [value for value in behind_proxies(values) if type(value) not in PLAIN]
         seen: dict[int, Any] = {}
         for level in range(LEVELS):
             inside: list[Any] = []
@@ -207,11 +216,24 @@ class _Held:
         if isinstance(attributes := getattr(value, "__dict__", None), dict):
             self.contents.append((attributes, dict(attributes)))
             inside += attributes.values()
-        return [part for part in inside if type(part) not in PLAIN]
+        if in_slots := slots_of(value):
+            self.slotted.append((value, in_slots))
+            inside += in_slots.values()
+        return [part for part in behind_proxies(inside) if type(part) not in PLAIN]
+
+    def has_changed(self) -> bool:
+        return (
+            any(not _holds(value, content) for value, content in self.contents)
+            or any(not _holds(slots_of(value), content) for value, content in self.slotted)
+            or any(tensor._version != version for tensor, version, _ in self.tensors)
+            or any(bool((array != kept).any()) for array, kept in self.arrays)
+        )
 
     def bring_back(self) -> None:
         for value, content in self.contents:
             _refill(value, content)
+        for value, content in self.slotted:
+            _refill_slots(value, content)
         for tensor, version, kept in self.tensors:
             if tensor._version != version:
                 tensor.detach().copy_(kept)
@@ -249,9 +271,19 @@ def _refill(value: Any, content: Any) -> None:
     """Make a container hold what it held; untouched if it still does."""
     if isinstance(value, dict):
         _bring_back(value, content)
-    elif list(map(id, value)) != list(map(id, content)):
+    elif not _holds(value, content):
         value.clear()
         value.update(content) if isinstance(value, set) else value.extend(content)
+
+
+def _refill_slots(value: Any, content: dict[str, Any]) -> None:
+    """The same of attributes in slots, those of frozen classes too."""
+    now = slots_of(value)
+    for name in now.keys() - content.keys():
+        object.__delattr__(value, name)
+    for name, kept in content.items():
+        if name not in now or now[name] is not kept:
+            object.__setattr__(value, name, kept)
 
 
 @contextlib.contextmanager
@@ -281,8 +313,8 @@ class _Keeping(TorchDispatchMode):
         super().__init__()
         self._in_memory: dict[int | None, list[Tensor]] = {}
         for tensor in tensors:
-            memory = _memory_of(tensor)
-            if memory is not None:
+            memory = storage_of(tensor)
+            if memory is not None and not tensor.is_meta:
                 self._in_memory.setdefault(memory, []).append(tensor)
         self._copies: list[tuple[Tensor, Tensor]] = []
 
@@ -295,7 +327,8 @@ class _Keeping(TorchDispatchMode):
                 if argument.alias_info is not None and argument.alias_info.is_write
             ]
             for tensor in tree_leaves(written):
-                held = self._in_memory.pop(_memory_of(tensor), [])
+                memory = storage_of(tensor) if isinstance(tensor, Tensor) else None
+                held = self._in_memory.pop(memory, [])
                 self._copies += [(each, each.detach().clone()) for each in held]
         return func(*args, **kwargs)
 
@@ -304,26 +337,22 @@ class _Keeping(TorchDispatchMode):
             tensor.detach().copy_(kept)
 
 
-def _memory_of(tensor: Any) -> int | None:
-    """What identifies the memory of a tensor; None where it has none of its own."""
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
-        return None
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # a subclass that wraps others
-        return None
-
-
 def _bring_back(table: dict[str, Any], content: dict[str, Any]) -> None:
     """Make a table what it was, in its order; untouched if it still is."""
-    same = (
-        len(table) == len(content)
-        and all(map(operator.is_, table.values(), content.values()))
-        and all(map(operator.eq, table, content))
-    )
-    if not same:
+    if not _holds(table, content):
         table.clear()
         table.update(content)
+
+
+def _holds(value: Any, content: Any) -> bool:
+    """Whether a container holds the very objects that it held, in their order."""
+    if not isinstance(value, dict):
+        return list(map(id, value)) == list(map(id, content))
+    return (
+        len(value) == len(content)
+        and all(map(operator.is_, value.values(), content.values()))
+        and all(map(operator.eq, value, content))
+    )
 
 
 @contextlib.contextmanager

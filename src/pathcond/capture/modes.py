@@ -58,6 +58,7 @@ AS_DATA = (
     Tensor.__reduce_ex__,
     Tensor.__format__,
 )
+BY_PYTHON = (Tensor.apply_, Tensor.map_, Tensor.map2_)  # hand every entry to a function
 LITERALS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 # Python numbers in these are sizes, and change no value.
 SIZED = ("zeros", "ones", "empty", "new_zeros", "new_ones", "new_empty", "rand", "randn", "expand")
@@ -181,6 +182,11 @@ class Conversions(TorchFunctionMode):
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise HiddenError(f"the model assigns to .data at {user_line()}: use copy_ instead")
+        if func in BY_PYTHON:
+            raise HiddenError(
+                f"the model computes entries one by one in Python at {user_line()}: use operations "
+                "on whole tensors (clamp, where)"
+            )
         if func is Tensor.__repr__:
             with _set(trace, "paused"):
                 return func(*args, **kwargs)

@@ -122,6 +122,8 @@ class Graph:
         cached: Outputs that are returned inside a cache, for the model's own next call; they are
             kept, and no paths end there.
         outlet: What becomes of the outputs, in words that follow "this unit".
+        remembers: Whether the call has changed attributes of modules, so that the next one may go
+            another way.
     """
 
     nodes: tuple[Node, ...]
@@ -132,6 +134,7 @@ class Graph:
     called: frozenset[str] = frozenset()
     cached: frozenset[Node] = frozenset()
     outlet: str = "is an output of the model"
+    remembers: bool = False
 
 
 def alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:

@@ -7,33 +7,27 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
-from types import CellType, FunctionType, MethodType, ModuleType
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all_modules
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import HiddenError, UnsupportedModelError
+from ..memory import storage_of
 from ..trees import tree_leaves, tree_map
+from .contents import PLAIN, walk
 from .decisions import DecisionError, Origins, calling_module, only_raises, refuse, user_line
-from .isolation import PLAIN, TABLES
+from .finiteness import TESTS, tells_finite
+from .isolation import TABLES
 from .models import canonical_names
 from .nodes import Node, op_name, type_of
 
-TESTS_OF_FINITENESS = ("isinf", "isnan", "isfinite")
-LOGIC = (
-    "any",
-    "all",
-    "logical_not",
-    "logical_or",
-    "logical_and",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_and",
-)
+# Hooks that are called for every module.
+ALL_HOOKS = (of_all_modules._global_forward_hooks, of_all_modules._global_forward_pre_hooks)
 
 
 class UnknownTensorError(Exception):
@@ -56,7 +50,7 @@ class Trace:
         self.varying: set[Node] = set()
         self.decided_by: dict[str, str] = {}
         self.written: set[str] = set()
-        self.finite: dict[Node, bool] = {}
+        self.finite: set[Node] = set()
         self.refused: Exception | None = None
         self.paused = False
         self.literal = False
@@ -65,7 +59,7 @@ class Trace:
         self._named: Counter[str] = Counter()
         self._node = WeakTensorKeyDictionary()
         self._origins = WeakTensorKeyDictionary()
-        self._existing = existing
+        self.existing = existing
         self._copies = copies
         self._memory = [
             (name, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
@@ -160,9 +154,9 @@ class Trace:
                 f"the model uses torch.vmap or another transform of torch.func at {user_line()}: "
                 "write the batched computation out (torch.bmm, torch.einsum)"
             )
-        if self._existing is None:
+        if self.existing is None:
             raise UnknownTensorError
-        if id(tensor) not in self._existing:
+        if id(tensor) not in self.existing:
             raise UnsupportedModelError(
                 f"a tensor of shape {tuple(tensor.shape)} at {user_line()} was made in a way "
                 "that cannot be followed "
@@ -198,7 +192,7 @@ class Trace:
                 # Whether it raises must not change: what is checked is kept, as outputs are.
                 self.checked += [self.node(tensor) for tensor in tensors] if origins.floats else []
                 return origins
-            if all(self._tells_finite(self.node(tensor)) for tensor in tensors):
+            if all(tells_finite(self.node(tensor), self.finite) for tensor in tensors):
                 return origins
         if origins.floats or origins.draws or (origins.integers and not size):
             refuse(
@@ -211,16 +205,6 @@ class Trace:
         for name in origins.buffers:
             self.decided_by.setdefault(name, place)
         return origins
-
-    def _tells_finite(self, node: Node) -> bool:
-        """Whether a truth value only says that some tensor is finite: that is so for all usual
-        inputs.
-        """
-        if node.op in TESTS_OF_FINITENESS:
-            return self.finite.get(node, False)
-        return (
-            node.op in LOGIC and bool(node.operands) and all(map(self._tells_finite, node.operands))
-        )
 
     def refuse_changing_buffers(self) -> None:
         """A branch on a buffer holds as long as nobody writes into the buffer."""
@@ -257,8 +241,8 @@ class Trace:
         if self.sized:
             self.varying.add(node)
             origins.integers.add("sizes that were read from integer inputs")
-        if node.op in TESTS_OF_FINITENESS:
-            self.finite[node] = bool(torch.isfinite(tree_leaves(args)[0]).all())
+        if node.op in TESTS and bool(torch.isfinite(tree_leaves(args)[0]).all()):
+            self.finite.add(node)
         shared = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if isinstance(result, Tensor):
             self.know(result, node, self._origins_of(result, shared, origins))
@@ -327,18 +311,21 @@ class Trace:
         computed from inputs and kept in an attribute is held as outputs are; weights that are
         computed from others (weight norm, pruning) are made anew in every call.
         """
-        for module in model.modules():
-            kept = [
-                value
-                for name, value in vars(module).items()
-                if name not in TABLES and not _is_empty(value)
-            ]
-            self.hold(
-                tensor
-                for value in kept
-                for tensor in tensors_in(value)
-                if tensor in self._origins and self._origins[tensor].has_inputs
-            )
+        modules = list(model.modules())
+        kept = [
+            value
+            for module in modules
+            for name, value in vars(module).items()
+            if name not in TABLES and not _is_empty(value)
+        ]
+        kept += [vars(tensor) for tensor in self._copies.values()]
+        kept += ALL_HOOKS
+        known = {id(module) for module in modules}
+        self.hold(
+            tensor
+            for tensor in tensors_in(kept, but=known)
+            if tensor in self._origins and self._origins[tensor].has_inputs
+        )
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Keep what was computed as it is, as outputs are kept: somebody may read it."""
@@ -354,42 +341,9 @@ def _is_empty(value: Any) -> bool:
     return type(value) in PLAIN or (type(value) in (dict, OrderedDict, list) and not value)
 
 
-def tensors_in(value: Any, levels: int = 4) -> Iterator[Tensor]:
-    """Tensors in a value, in containers and in attributes of objects, a few levels deep."""
-    here = [value]
-    seen = {id(value)}
-    for _ in range(levels + 1):
-        if not here:
-            return
-        yield from (part for part in here if isinstance(part, Tensor))
-        # by their ids: parts need not be hashable
-        inside = {id(part): part for holder in here for part in _contents_of(holder)}
-        here = [part for at, part in inside.items() if at not in seen]
-        seen |= inside.keys()
-
-
-def _contents_of(value: Any) -> list[Any]:
-    if type(value) in PLAIN:
-        return []
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set, deque)):
-        return list(value)
-    if isinstance(value, (Tensor, type, ModuleType, nn.Module)):
-        return []
-    if isinstance(value, FunctionType):  # a hook
-        return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-    if isinstance(value, MethodType):
-        return [value.__self__]
-    return list(getattr(value, "__dict__", {}).values())
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def tensors_in(values: Iterable[Any], *, but: Collection[int] = ()) -> Iterator[Tensor]:
+    """Tensors among some values and all that these hold, but for objects of some ids."""
+    return (part for part in walk(values, but=but) if isinstance(part, Tensor))
 
 
 def _named_inputs(
@@ -410,9 +364,5 @@ def _named_inputs(
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    if one is other:
-        return True
-    try:
-        return one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return False
+    memory = storage_of(one)
+    return one is other or (memory is not None and memory == storage_of(other))

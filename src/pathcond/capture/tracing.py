@@ -36,6 +36,7 @@ def trace_graph(
     existing: Mapping[int, Tensor] | None = None,
     gradients: bool = False,
     call: Callable[..., Any] | None = None,
+    second: bool = False,
 ) -> Graph:
     """Run one call and note what it computes; the model is bit for bit what it was.
 
@@ -50,6 +51,8 @@ def trace_graph(
         gradients: Whether autograd may be on, as in training. Without it, models may write into
             their parameters.
         call: Calls the model, given it and its arguments.
+        second: Whether to note the second of two calls, which finds what the first one has left in
+            attributes.
 
     Raises:
         UnknownTensorError: There are such tensors, and ``existing`` is not given.
@@ -66,13 +69,19 @@ def trace_graph(
     }
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     # Operations may write into the inputs, which are needed once more where a buffer decides.
-    unwritten = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, (args, kwargs))
+    unwritten = tree_map(_clone, (args, kwargs))
     trace = Trace(model, args, kwargs, {**copies, **buffers}, existing)
-    given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+    own = {id(module) for module in model.modules()}
+    given = {id(tensor) for tensor in tensors_in((args, kwargs), but=own)}
     # With gradients, but nobody will ask for them: nothing is kept for the backward pass.
     forget = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept)
     grad_mode = forget if gradients else torch.no_grad()
-    with attributes_kept(model), replaced(model, {**copies, **buffers}), grad_mode:
+    tensors = {**copies, **buffers}
+    with attributes_kept(model) as has_changed, replaced(model, tensors), grad_mode:
+        if second:
+            first_args, first_kwargs = tree_map(_clone, unwritten)
+            model(*first_args, **first_kwargs)
+            trace.existing = all_tensors()
         with enable_python_dispatcher(), Calls(trace), Conversions(trace), draws, _written_out():
             result = call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)
         if isinstance(trace.refused, UnknownTensorError):
@@ -83,7 +92,8 @@ def trace_graph(
             ) from trace.refused
         trace.note_reassigned(model)
         trace.note_kept(model)
-        trace.hold(t for t in tensors_in((args, kwargs)) if id(t) not in given)
+        trace.hold(t for t in tensors_in((args, kwargs), but=own) if id(t) not in given)
+        remembers = has_changed()
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
     trace.refuse_changing_buffers()
@@ -101,7 +111,12 @@ def trace_graph(
         varying=frozenset(trace.varying),
         called=called_parameters(trace.nodes),
         cached=frozenset(cached),
+        remembers=remembers,
     )
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 @contextlib.contextmanager
