@@ -548,6 +548,123 @@ def test_a_branch_that_the_example_does_not_take_may_reach_into_an_expert(
     )
 
 
+class Block(nn.Module):
+    """What an opaque module may do more with than call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 3)
+        self.hard = False
+
+    @property
+    def kernel(self) -> Tensor:
+        return self.up.weight
+
+    def encode(self, x: Tensor) -> Tensor:
+        return F.relu(self.up(x))
+
+    def forward(self, x: Tensor, steps: int = 0, mask: Tensor | None = None) -> Tensor:
+        h = self.encode(x)
+        h = h.tanh() if steps > 2 or self.hard else h
+        return self.down(h if mask is None else h + mask)  # type: ignore[no-any-return]
+
+
+def sets_an_attribute(self: Any, x: Tensor, far: bool) -> Tensor:
+    self.block.hard = far
+    return self.block(x)  # type: ignore[no-any-return]
+
+
+def chooses_a_mask(self: Any, x: Tensor, far: bool) -> Tensor:
+    mask = None
+    if far:
+        mask = (x[:, :1] > 0).double()
+    return self.block(x, 0, mask)  # type: ignore[no-any-return]
+
+
+def through_a_helper(self: Any, x: Tensor, far: bool) -> Tensor:
+    def helper(h: Tensor, count: int) -> Tensor:
+        return self.block(h, count)  # type: ignore[no-any-return]
+
+    return helper(x, int(x.abs().mean()))
+
+
+def walks_a_list(self: Any, x: Tensor, far: bool) -> Tensor:
+    if not far:
+        return self.block(x)  # type: ignore[no-any-return]
+    for stage in self.stages:
+        x = stage(x).tanh()
+    return x
+
+
+class Penalty(nn.Module):
+    """Has a module in a list, so that it is not registered twice."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.of = [block]
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y + sum(parameter.abs().sum() for parameter in self.of[0].parameters())
+
+
+REACHES: dict[str, Callable[[Any, Tensor, bool], Tensor]] = {
+    "a number": lambda self, x, far: self.block(x, int(x.abs().mean())),
+    "a number by its name": lambda self, x, far: self.block(x, steps=3 if far else 0),
+    "a number through a helper": through_a_helper,
+    "a mask or none": lambda self, x, far: self.block(
+        x, 0, (x[:, :1] > 0).double() if far else None
+    ),
+    "a mask that an if makes": chooses_a_mask,
+    "an attribute": sets_an_attribute,
+    "another method": lambda self, x, far: (
+        self.block.encode(x).mean(-1, keepdim=True) if far else self.block(x)
+    ),
+    "a method that is kept": lambda self, x, far: (
+        self.kept(x).mean(-1, keepdim=True) if far else self.block(x)
+    ),
+    "a property": lambda self, x, far: x @ self.block.kernel.T[:, :3] if far else self.block(x),
+    "a list of its parts": walks_a_list,
+    "another module": lambda self, x, far: self.penalty(self.block(x)) if far else self.block(x),
+}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_what_an_opaque_module_may_do_to_a_module_that_it_calls(name: str) -> None:
+    block = Block()
+    model = Calls(
+        lambda self, x: REACHES[name](self, x, bool(x.abs().max() > 10)),
+        block=block,
+        stages=[block.up, block.down],
+        kept=block.encode,
+        penalty=Penalty(block),
+    ).double()
+    x = torch.randn(16, 3, dtype=torch.float64)
+    before = model(20 * x)
+    model(x)
+    assert pathcond.condition_(model, x).num_units == 0
+    torch.testing.assert_close(model(20 * x), before)
+
+
+SETTLED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a constant": lambda self, x: self.block(x, 1, mask=None),
+    "an attribute": lambda self, x: self.block(x, self.steps),
+    "rows": lambda self, x: self.block(x[x[:, 0] > 0], steps=0),
+    "by the model": lambda self, x: self.block(x, 0, None if self.steps else x[:, :1]),
+    "in a comprehension": lambda self, x: torch.cat([self.block(part) for part in x.split(4)]),
+}
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_arguments_that_are_of_one_kind_on_all_inputs(name: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = SETTLED[name](self, x)
+        return y if x.abs().max() < 10 else -y
+
+    model = Calls(forward, block=Block(), steps=1).double()
+    x = torch.randn(16, 3, dtype=torch.float64)
+    assert pathcond.find_symmetry(model, x).num_units == 4
+
+
 def test_a_dispatch_inside_an_expert_of_a_dispatch() -> None:
     inner = Dispatch(Expert(), Expert())
     model, x = around(Dispatch(inner, Expert()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap
 from .culprits import culprits, has_forward
-from .reaching import code_of, may_reach_into
+from .reaching import code_of, may_reach_into, parts_held_elsewhere
 from .recording import Call, Recording, record
 from .stubs import rebuild, stubs, with_sites
 
@@ -356,6 +356,8 @@ def _children(
         }
     children = []
     reached: set[nn.Module] = set()
+    opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
+    around = dict.fromkeys(inner for outer in opaque for inner in outer.modules())
     for module, of_module in calls.items():
         inputs = _kinds(module, of_module)
         if inputs is None:
@@ -366,15 +368,12 @@ def _children(
             reached.update(module.modules())
             caller = _caller(module, recordings)
             children.append(Child(name=paths[module], module=module, inputs=inputs, caller=caller))
-            if _may_be_reached_into(module, paths[module], recordings):
-                reason = (
-                    f"belongs to a module that is called by {caller}; on other inputs, that code "
-                    "may read or call its parts"
-                )
+            why = _why_frozen(module, paths[module], of_module, recordings, around)
+            if why:
+                reason = f"belongs to a module that is called by {caller}; on other inputs, {why}"
                 frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
-    opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
     unreached: dict[str, tuple[str, ...]] = {}
-    for module in dict.fromkeys(inner for outer in opaque for inner in outer.modules()):
+    for module in around:
         if module in opaque:
             kind = type(module).__name__
             reason = (
@@ -387,6 +386,26 @@ def _children(
             # A ModuleList cannot be reached at all.
             unreached[paths[module]] = _names_of(module, names, recurse=has_forward(module))
     return tuple(children), frozen, unreached
+
+
+def _why_frozen(
+    child: nn.Module,
+    path: str,
+    calls: Sequence[Call],
+    recordings: Sequence[Recording],
+    around: Iterable[nn.Module],
+) -> str:
+    """What code that cannot be followed may do to a module that it calls; empty if it only calls
+    it.
+    """
+    if not all(call.settled for call in calls):
+        return "it may be given arguments of other kinds, for they are computed or chosen"
+    if _may_be_reached_into(child, path, recordings):
+        return "that code may read or call its parts"
+    holder = parts_held_elsewhere(child, around)
+    if holder is not None:
+        return f"{type(holder).__name__}, which has its parts in an attribute, may use them"
+    return ""
 
 
 def _caller(child: nn.Module, recordings: Sequence[Recording]) -> str:

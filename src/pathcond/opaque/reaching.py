@@ -9,23 +9,30 @@ module, any look-up below it, counts.
 from __future__ import annotations
 
 import ast
+import dis
+import functools
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from ..capture.contents import walk
+from ..capture.isolation import TABLES
 
 # Names that give access to everything.
 MASTER_KEYS = frozenset(
     "children named_children modules named_modules parameters named_parameters buffers "
     "named_buffers state_dict _modules "
-    "_parameters _buffers get_submodule get_parameter __dict__ vars".split()
+    "_parameters _buffers get_submodule get_parameter __dict__ vars setattr delattr".split()
 )
 PASSES_ON = frozenset(
     "enumerate zip list tuple reversed iter next sorted getattr filter map".split()
 )
 HARMLESS = frozenset("len isinstance range int print type callable hasattr id str".split())
+OF_CLASS = (FunctionType, property, functools.cached_property, classmethod, staticmethod)
 VIEWS = frozenset("items values get pop keys".split())
 
 
@@ -61,10 +68,84 @@ def may_reach_into(child: nn.Module, attribute: str, codes: Iterable[CodeType]) 
         for name, part in child.named_modules()
         if name and any(True for _ in part.parameters())
     }
+    inside |= _methods(child)
     if mentioned & (MASTER_KEYS | {name for name in inside if not name.isdigit()}):
+        return True
+    if any(map(_calls_forward, codes)) or _attributes(child) & {
+        name for code in codes for name in _names_assigned(code)
+    }:
         return True
     numbered = any(name.isdigit() for name in inside)
     return (numbered or "getattr" in mentioned) and _looks_up(codes, attribute, numbered=numbered)
+
+
+def _methods(child: nn.Module) -> set[str]:
+    """Names by which a module's own methods and properties are reached; tensors and all modules
+    have others.
+    """
+    kinds = {kind for part in child.modules() for kind in type(part).__mro__}
+    return {
+        name
+        for kind in kinds
+        if not kind.__module__.startswith(("torch.", "builtins"))
+        for name, value in vars(kind).items()
+        if isinstance(value, OF_CLASS)
+        and not name.startswith("__")
+        and not hasattr(Tensor, name)
+        and not hasattr(nn.Module, name)
+    }
+
+
+def _attributes(child: nn.Module) -> set[str]:
+    """Names of all attributes of a module and its parts, but for those that its class alone has."""
+    return {name for part in child.modules() for name in vars(part)}
+
+
+def _names_assigned(code: CodeType) -> Iterator[str]:
+    """Names of attributes that code assigns, but for those of the module that it belongs to."""
+    steps = list(dis.get_instructions(code))
+    for before, step in zip([None, *steps], steps, strict=False):
+        own = (
+            before is not None
+            and before.opname.startswith("LOAD_FAST")
+            and before.argval == next(iter(code.co_varnames), None)
+        )
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR") and not own:
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_assigned(constant)
+
+
+def _calls_forward(code: CodeType) -> bool:
+    """Whether code calls ``forward`` of another module by its name; ``super().forward`` is its
+    own.
+    """
+    steps = list(dis.get_instructions(code))
+    called = [i for i, step in enumerate(steps) if step.argval == "forward"]
+    of_super = [any(s.argval == "super" for s in steps[max(i - 5, 0) : i]) for i in called]
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return not all(of_super) or any(map(_calls_forward, inner))
+
+
+def parts_held_elsewhere(child: nn.Module, holders: Iterable[nn.Module]) -> nn.Module | None:
+    """The first of some modules that has a part of a module in an attribute of its own: a list of
+    layers, a method of one.
+    """
+    inside = {id(part) for part in (*child.modules(), *child.parameters(), *child.buffers())}
+    own = set(child.modules())
+    others = (holder for holder in holders if holder not in own)
+    return next(
+        (holder for holder in others if not inside.isdisjoint(map(id, _held_aside(holder, own)))),
+        None,
+    )
+
+
+def _held_aside(holder: nn.Module, others: Iterable[nn.Module]) -> Iterator[Any]:
+    """What the attributes of a module hold, but for what lies in its own modules and in others."""
+    attributes = [value for name, value in vars(holder).items() if name not in TABLES]
+    modules = {id(module) for module in (*holder.modules(), *others)}
+    return walk(attributes, closed=lambda part: id(part) in modules)
 
 
 def _names(code: CodeType) -> Iterator[str]:
