@@ -147,7 +147,7 @@ def test_a_train_change_that_cannot_be_had_is_refused_and_nothing_changes() -> N
     model, x = make("batch_norm_mlp")
     state = copy.deepcopy(model.state_dict())
     with pytest.raises(RescalingError, match="train_tolerance"):
-        condition_(model, x, train_tolerance=-1.0)
+        condition_(model, x, train_tolerance=0.0)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +97,13 @@ def test_gradients_that_cannot_be_written_are_refused_before_the_first_write() -
     with pytest.raises(RescalingError, match="inference tensor"):
         condition_(model, x)
     assert unchanged(model, state)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "small"])
+@pytest.mark.parametrize("name", ["tolerance", "train_tolerance"])
+def test_tolerances_that_are_none_are_refused_at_once(name: str, wrong: object) -> None:
+    with pytest.raises(ValueError, match=f"{name}=.*give a number that is not negative"):
+        condition_(net(4, 4, 2), torch.randn(8, 3), **{name: wrong})
 
 
 def test_gradients_that_are_one_tensor_are_refused() -> None:
@@ -400,29 +411,69 @@ def test_sparse_inputs_are_refused_by_name(convert: Callable[[Tensor], Tensor]) 
         condition_(model, (torch.randn(8, 3), convert(torch.eye(8))))
 
 
-@pytest.mark.parametrize("kind", ["object", "method", "closure"])
+class Keeper:
+    """A hook, and an object that has one."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[Tensor]] = defaultdict(list)
+
+    def __call__(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        self.found["relu"].append(output)
+
+    def hook(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        self(module, inputs, output)
+
+
+class KeepingModule(nn.Module):
+    """A module beside the model whose method is a hook."""
+
+    def hook(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        self.found = {"relu": [output]}
+
+
+class Slots:
+    __slots__ = ("found",)
+
+
+HOOKS = ["object", "method", "closure", "slots", "partial", "default", "module", "for all modules"]
+
+
+@pytest.mark.parametrize("kind", HOOKS)
 def test_what_hooks_keep_is_held(kind: str) -> None:
-    class Keeper:
-        def __call__(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
-            self.features = output
+    keeper: Any = {"slots": Slots, "module": KeepingModule}.get(kind, Keeper)()
 
-        def hook(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
-            self.features = output
+    def keep(store: Any, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        if isinstance(module, nn.ReLU):
+            store.found = {"relu": [output]}
 
-    keeper = Keeper()
+    def closure(*given: Any) -> None:
+        keep(keeper, *given)
 
-    def closure(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        keeper.features = output
+    def default(module: nn.Module, inputs: tuple, output: Tensor, store: Any = keeper) -> None:
+        keep(store, module, inputs, output)
 
+    hooks: dict[str, Any] = {
+        "object": keeper,
+        "closure": closure,
+        "slots": closure,
+        "partial": partial(keep, keeper),
+        "default": default,
+    }
     torch.manual_seed(0)
     model, x = mlp((9, 7), inputs=6, outputs=4), torch.randn(8, 6)
     relu = next(layer for layer in model if isinstance(layer, nn.ReLU))
-    relu.register_forward_hook({"object": keeper, "method": keeper.hook, "closure": closure}[kind])
-    model(x)
-    before = keeper.features
-    assert condition_(model, torch.randn(8, 6)).num_units == 7
-    model(x)
-    assert torch.equal(keeper.features, before)
+    with ExitStack() as stack:
+        if kind == "for all modules":
+            everywhere = nn.modules.module.register_module_forward_hook(closure)
+            stack.callback(everywhere.remove)
+        else:
+            relu.register_forward_hook(hooks.get(kind) or keeper.hook)
+        model(x)
+        before = keeper.found["relu"][-1]
+        held = 7 if kind == "for all modules" else 9  # of the last ReLU, or the first
+        assert condition_(model, torch.randn(8, 6)).num_units == 16 - held
+        model(x)
+        torch.testing.assert_close(keeper.found["relu"][-1], before)
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (4, 4), (12, 8), (9, 1)])

@@ -394,6 +394,56 @@ def test_lightning_manual_optimization_with_two_optimizers(
     assert "in no optimizer" not in caplog.text
 
 
+class Toggling(Lit):
+    """Freezes the parameters of each other optimizer while one steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        first = torch.optim.Adam(self.net.first.parameters())
+        rest = [p for name, p in self.net.named_parameters() if not name.startswith("first.")]
+        return first, torch.optim.SGD(rest, 0.01)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+
+def test_lightning_toggled_optimizers_need_frozen_parameters_to_move() -> None:
+    with pytest.raises(
+        pathcond.RescalingError, match=r'net.first.bias.*toggle_optimizer(.|\n)*frozen="move"'
+    ):
+        fitted(Toggling(), LightningCallback(every=2))
+    callback = LightningCallback(every=2, frozen="move")
+    fitted(Toggling(), callback)
+    assert (callback.teleportation.steps, callback.teleportation.teleports) == (STEPS, 2)
+
+
+@pytest.mark.parametrize("make", [LightningCallback, TransformersCallback])
+@pytest.mark.parametrize(
+    ("settings", "error", "why"),
+    [
+        ({"evry": 2}, TypeError, "PathCondCallback has no option evry"),
+        ({"every": 0}, ValueError, "number of steps"),
+        ({"schedule": lambda: True}, TypeError, "of one argument"),
+        ({"every": 2, "tolerance": -1.0}, ValueError, "not negative"),
+        ({"optimizer": None}, TypeError, "no option optimizer"),
+    ],
+)
+def test_settings_are_looked_at_when_a_callback_is_made(
+    make: Callable[..., Any], settings: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        make(**settings)
+    make(solver=Nothing(), normalization="gain", pace=None, criterion=None, max_samples=8)
+
+
 @pytest.mark.parametrize("module", ["", "net"])
 @pytest.mark.parametrize(
     "average", [partial(StochasticWeightAveraging, 1e-30, swa_epoch_start=1), EMAWeightAveraging]

@@ -2,8 +2,12 @@
 for bit.
 """
 
+import collections
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -239,14 +243,205 @@ def test_weights_that_an_optimizer_keeps_aside_are_refused() -> None:
         (Lookahead, "slow_weights"),
         (lambda inner: inner.param_groups[0].update(copies=[torch.zeros(9, 6)]) or inner, "copies"),
         (lambda inner: inner.state.update(all={"w": torch.zeros(9, 6)}) or inner, "all"),
+        *((keeping_aside(way), "aside") for way in WAYS_TO_KEEP),
     ):
         optimizer = make(torch.optim.SGD(model.parameters(), lr=0.1))
         before = copy.deepcopy(model.state_dict())
-        for choice in ("transport", "reset"):
-            with pytest.raises(MismatchError, match=f"keeps '{name}' beside its state"):
+        for choice in optimizer_state.CHOICES:
+            with pytest.raises(
+                MismatchError,
+                match=f"keeps '{name}' beside its state(.|\n)*make the optimizer after",
+            ) as refused:
                 condition_(model, x, optimizer=optimizer, optimizer_state=choice)
+            assert "POWERS" not in str(refused.value)
         assert all(torch.equal(before[n], tensor) for n, tensor in model.state_dict().items())
-        condition_(model, x, optimizer=optimizer, optimizer_state="keep")
+
+
+def averaged(tensors: list[Tensor]) -> nn.Module:
+    average = mlp((9,), inputs=6, outputs=4)
+    nn.utils.vector_to_parameters(torch.cat([t.flatten() for t in tensors]), average.parameters())
+    return average
+
+
+@dataclasses.dataclass(slots=True)
+class Slow:
+    weights: list[Tensor]
+
+
+WAYS_TO_KEEP: tuple[Callable[[list[Tensor]], object], ...] = (
+    collections.deque,
+    set,
+    tuple,
+    lambda tensors: {"nested": [{"deeper": tensors}]},
+    lambda tensors: SimpleNamespace(inner=SimpleNamespace(weights=tensors)),
+    Slow,
+    averaged,
+    lambda tensors: [averaged(tensors)],
+    lambda tensors: torch.cat([t.flatten() for t in tensors]),
+)
+
+
+def keeping_aside(
+    way: Callable[[list[Tensor]], object],
+) -> Callable[[torch.optim.Optimizer], torch.optim.Optimizer]:
+    def make(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        parameters = inner.param_groups[0]["params"]
+        inner.aside = way([p.detach().clone() for p in parameters])  # type: ignore[attr-defined]
+        return inner
+
+    return make
+
+
+def test_what_an_optimizer_may_hold_besides() -> None:
+    """The model, gradients, state, views of all these, and what moves along by name."""
+    model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 4))
+    x = torch.randn(8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(x).square().sum().backward()
+    optimizer.step()
+    slow = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.held = {  # type: ignore[attr-defined]
+        "model": model,
+        "views": [p.detach() for p in model.parameters()],
+        "gradients": [p.grad for p in model.parameters()],
+        "state": [state["momentum_buffer"] for state in optimizer.state.values()],
+        "small": [torch.zeros(3, 3), torch.zeros(()), torch.zeros(9, 6, dtype=torch.long)],
+        "slow": slow,
+    }
+    with pytest.raises(MismatchError, match="keeps 'held' beside"):
+        condition_(model, x, optimizer=optimizer)
+    condition_(model, x, optimizer=optimizer, copies=[slow])
+    for name, parameter in model.named_parameters():
+        assert torch.equal(slow[name], parameter)
+
+
+class Container(torch.optim.Optimizer):
+    """Holds several, as torchtitan's does."""
+
+    def __init__(self, held: object, parameters: Iterable[Tensor]) -> None:
+        self.held = held
+        super().__init__(parameters, {})
+        self.itself = self
+
+    def step(self, closure: object = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        list,
+        tuple,
+        lambda both: {"matrices": both[0], "others": [both[1]]},
+        lambda both: SimpleNamespace(inner={"a": SimpleNamespace(both=both)}),
+        lambda both: Container([both[0]], [both[1].param_groups[0]["params"][0]]).held + both[1:],
+    ],
+)
+def test_optimizers_inside_of_another_are_found_however_nested(nest: Callable[..., object]) -> None:
+    model, x = mlp((9,), inputs=6, outputs=4), torch.randn(8, 6)
+    matrices = torch.optim.AdamW([p for p in model.parameters() if p.dim() > 1])
+    vectors = torch.optim.SGD([p for p in model.parameters() if p.dim() < 2], 0.1, momentum=0.9)
+    model(x).square().sum().backward()
+    matrices.step()
+    vectors.step()
+    optimizer = Container(nest([matrices, vectors]), list(model.parameters()))
+    symmetry = pathcond.find_symmetry(model, x)
+    second = matrices.state[model[1].weight]["exp_avg_sq"].clone()
+    momentum = vectors.state[model[1].bias]["momentum_buffer"].clone()
+    log_scales = torch.full((symmetry.num_units,), 2.0).double().log()
+    # also where one that is inside is given too
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=[optimizer, matrices])
+    assert torch.equal(matrices.state[model[1].weight]["exp_avg_sq"], second / 4)
+    assert torch.equal(vectors.state[model[1].bias]["momentum_buffer"], momentum / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_adagrad_keeps_what_its_sums_begin_with(dtype: torch.dtype) -> None:
+    model = network(dtype)
+    symmetry = pathcond.find_symmetry(model, torch.randn(7, 4, dtype=dtype))
+    first, *others = model.parameters()
+    # torch begins with 0.7 in both groups
+    groups = [{"params": [first], "initial_accumulator_value": 0.3}, {"params": others}]
+    optimizer = torch.optim.Adagrad(groups, lr_decay=0.1, initial_accumulator_value=0.7)
+    fresh = copy.deepcopy(optimizer.state_dict()["state"])
+    octaves = torch.randint(-3, 4, (symmetry.num_units,)).double()
+    log_scales = octaves * torch.tensor(2.0, dtype=torch.float64).log()
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer)
+    for key, state in optimizer.state_dict()["state"].items():
+        assert torch.equal(state["sum"], fresh[key]["sum"])
+    factors = symmetry.factors(log_scales)
+    replayed = {}
+    gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].clone()
+        replayed[name] = 0.7 + (gradients[name].double() / factors[name]).square()
+    optimizer.step()
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer)
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        assert state["step"] == 1
+        rounding = 200 * torch.finfo(dtype).eps  # of the sum, before it was divided by d² >= 1/64
+        torch.testing.assert_close(
+            state["sum"].double(), replayed[name], rtol=rounding, atol=rounding
+        )
+
+
+class Words(nn.Module):
+    """A hidden embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 10, sparse=True)
+        self.head = nn.Linear(10, 4)
+
+    def forward(self, at: Tensor) -> Tensor:
+        return self.head(torch.relu(self.words(at)))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("coalesced", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.SparseAdam,
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.5),
+        lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.5),
+    ],
+)
+def test_sparse_gradients_move_where_they_are(
+    make: Callable[..., torch.optim.Optimizer], coalesced: bool
+) -> None:
+    model, at = Words(), torch.randint(0, 20, (12,))
+    symmetry = pathcond.find_symmetry(model, at)
+    optimizer = make(model.words.parameters())
+    words = model.words.weight
+    model(at).square().mean().backward()
+    if coalesced:
+        words.grad = words.grad.coalesce()
+    optimizer.step()
+    before = words.grad.to_dense()
+    values, states = words.grad._values(), dense(optimizer.state[words])
+    octaves = torch.randint(-3, 4, (symmetry.num_units,)).double()
+    log_scales = octaves * torch.tensor(2.0, dtype=torch.float64).log()
+    pathcond.rescale_(model, symmetry, log_scales, optimizer=optimizer)
+    factor = symmetry.factors(log_scales)["words.weight"].float()
+    assert (factor != 1).any()
+    assert words.grad._values().data_ptr() == values.data_ptr()
+    assert words.grad.is_coalesced() == coalesced
+    assert torch.equal(words.grad.to_dense(), before / factor)
+    for key, state in dense(optimizer.state[words]).items():
+        start = 0.5 if key == "sum" else 0.0
+        power = 1 if key in ("exp_avg", "momentum_buffer") else 2
+        torch.testing.assert_close(state - start, (states[key] - start) / factor**power)
+
+
+def dense(state: dict[str, Any]) -> dict[str, Tensor]:
+    """The entries of a state that may scale, whole."""
+    tensors = {key: value for key, value in state.items() if key != "step"}
+    return {
+        key: value.to_dense() if value.is_sparse else value.clone()
+        for key, value in tensors.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def test_state_of_no_parameter_is_left_as_it_is() -> None:

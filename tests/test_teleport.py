@@ -316,8 +316,15 @@ def test_a_resumed_run_teleports_at_the_same_steps() -> None:
         (resumed.state_dict(), resumed_optimizer.state_dict()),
         (whole.state_dict(), optimizer.state_dict()),
     )
-    with pytest.raises(ValueError, match="not the state of a teleport"):
-        handle.load_state_dict({"step": 3})
+    for wrong, error in (
+        ({"step": 3}, ValueError),
+        (None, TypeError),
+        ([3, 0, 0, 0], TypeError),
+        (handle.state_dict() | {"steps": -1}, ValueError),
+    ):
+        with pytest.raises(error, match="not the state of a teleport"):
+            handle.load_state_dict(wrong)
+    assert handle.steps == 14
 
 
 # -- methods ---------------------------------------------------------------------------------------
@@ -629,6 +636,12 @@ def test_state_that_cannot_be_moved_stops_the_run() -> None:
         ({"every": True}, ValueError, "number of steps"),
         ({"solver": "exact"}, TypeError, "Exact"),
         ({"schedule": 5}, TypeError, "function"),
+        ({"schedule": lambda: True}, TypeError, "function of one argument"),
+        ({"on_teleport": None}, TypeError, "function of one argument"),
+        ({"on_teleport": lambda report, step: None}, TypeError, "function of one argument"),
+        ({"tolerance": -1}, ValueError, "not negative"),
+        ({"train_tolerance": float("nan")}, ValueError, "not negative"),
+        ({"optimizer": None}, TypeError, "optimizer is None"),
         ({"toleranse": 1.0}, TypeError, "toleranse"),
         ({"normalization": "none"}, ValueError, "absorb"),
     ],
@@ -637,8 +650,15 @@ def test_bad_settings_are_refused_at_once(
     options: dict[str, Any], error: type[Exception], why: str
 ) -> None:
     model = network()
+    given = {"optimizer": adam(model), "model": model, "example_inputs": example()} | options
     with pytest.raises(error, match=why):
-        pathcond.teleport(adam(model), model, example(), **options)
+        pathcond.teleport(**given)
+
+
+@pytest.mark.parametrize("schedule", [{3}.__contains__, (3).__eq__, lambda step, every=3: False])
+def test_anything_that_takes_one_argument_is_a_schedule(schedule: Any) -> None:
+    model = network()
+    pathcond.teleport(adam(model), model, example(), schedule=schedule).remove()
 
 
 def test_parameters_that_no_optimizer_holds_are_pointed_out(
@@ -647,7 +667,15 @@ def test_parameters_that_no_optimizer_holds_are_pointed_out(
     model = network()
     with caplog.at_level(logging.WARNING, "pathcond"):
         pathcond.teleport(torch.optim.SGD(model[0].parameters(), 0.1), model, example())
-    assert "4.weight" in caplog.text
+    assert "4 trainable parameters are in no optimizer" not in caplog.text
+    assert "6 trainable parameters are in no optimizer" in caplog.text
+    assert "1.bias, 4.weight, ..." in caplog.text
+    caplog.clear()
+    wider = [*model.parameters(), nn.Parameter(torch.zeros(1))]
+    with caplog.at_level(logging.WARNING, "pathcond"):
+        pathcond.teleport(torch.optim.SGD(wider[1:], 0.1), model, example())
+    assert "also trains 1 parameter outside of the model" in caplog.text
+    assert "1 trainable parameter is in no optimizer" in caplog.text
     with pytest.raises(ValueError, match="holds none"):
         pathcond.teleport(torch.optim.SGD(network().parameters(), 0.1), model, example())
 

@@ -192,7 +192,7 @@ def test_copies_are_never_silently_left_behind(caplog: pytest.LogCaptureFixture)
         pathcond.teleport(
             torch.optim.SGD([*model.parameters(), *second.parameters()], 0.1), model, example()
         )
-    assert "2 parameters that are not the model's" in caplog.text
+    assert "2 parameters outside of the model" in caplog.text
 
 
 def test_what_may_change_while_training_goes_on() -> None:
@@ -243,6 +243,23 @@ def test_lbfgs_is_reset_as_a_whole() -> None:
     pathcond.condition_(model, example(), optimizer=optimizer, optimizer_state="reset")
     assert not optimizer.state[model[4].bias]
     optimizer.step(closure)
+
+
+def test_sparse_gradients_leave_out_no_teleport() -> None:
+    torch.manual_seed(1)
+    layers = [nn.Embedding(20, 10, sparse=True), nn.ReLU(), nn.Linear(10, 30), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(30, 4))
+    sparse = torch.optim.SparseAdam(model[0].parameters())
+    dense = torch.optim.Adam([p for p in model.parameters() if p is not model[0].weight])
+    words = torch.randint(0, 20, (3, 8))
+    handle = pathcond.teleport([sparse, dense], model, words[0], every=1)
+    for batch in words:
+        sparse.zero_grad()
+        dense.zero_grad()
+        model(batch).square().mean().backward()
+        sparse.step()
+        dense.step()
+    assert (handle.teleports, handle.left_out) == (3, 0)
 
 
 def test_accelerates_optimizer() -> None:

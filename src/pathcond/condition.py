@@ -31,7 +31,13 @@ from .lifting.sample import Prepared, Sample
 from .measured.layers import BalancedLayers
 from .report import DiagonalSample, Report, diagonal_sample, take_entries
 from .rescaling.optimizer_state import Optimizers
-from .rescaling.rescale import Rescaling, is_low_precision, list_copies, rescale_
+from .rescaling.rescale import (
+    Rescaling,
+    is_low_precision,
+    list_copies,
+    refuse_tolerances,
+    rescale_,
+)
 from .solvers import DEFAULT, CoordinateDescent, Exact, Pace, Solution, Solver
 from .solvers.boxes import Boxes
 from .solvers.pace import keep_pace, unconstrained_at_zero
@@ -259,6 +265,7 @@ def condition_(
     True
     """
     check_combination(solver, criterion, pace)
+    refuse_tolerances(tolerance, train_tolerance)
     criterion = _choose_criterion(criterion, solver, pace)
     copies = list_copies(copies)
     ranks = Ranks.of(model, group)

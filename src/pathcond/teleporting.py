@@ -28,11 +28,13 @@ from .errors import EnergyRangeError, MismatchError, RescalingError
 from .interrupts import interruptible, uninterrupted
 from .lifting.sample import Prepared
 from .report import Report
-from .rescaling.optimizer_state import Optimizers, list_optimizers, require_own, with_inner
-from .rescaling.rescale import list_copies
+from .rescaling.holdings import with_inner
+from .rescaling.optimizer_state import Optimizers, list_optimizers, require_own
+from .rescaling.rescale import list_copies, refuse_tolerances
 from .solvers import Exact, Pace, Solver
 from .solvers.solver import check_combination
 from .symmetry.symmetry import Normalization
+from .text import count_are, count_of, first_of
 from .wrappers import unwrap
 
 logger = logging.getLogger("pathcond")
@@ -40,6 +42,7 @@ logger = logging.getLogger("pathcond")
 EXAMPLES = ("other_inputs", "exclude", "max_samples")  # for the capture, which is made once
 BETWEEN_STEPS = Exact(tolerance=1e-4)  # the next step moves the optimum by more than this
 WRAPPER_FILE = inspect.getfile(torch.optim.Optimizer)
+COUNTS = ("steps", "epochs", "teleports", "left_out")  # attributes that a checkpoint keeps
 WARNINGS = 5  # of teleports that were left out, before they are only counted
 
 
@@ -105,8 +108,16 @@ def teleport(
     (5, 2)
     """
     check_combination(solver, criterion, pace)
-    _refuse_unusable(every, schedule, options)
+    refuse_settings(every, schedule)
+    if not _takes_one(on_teleport):
+        raise TypeError(f"on_teleport={on_teleport!r}: give a function of one argument, the report")
+    refuse_options("teleport", options)
     optimizers = list_optimizers(optimizer)
+    if not optimizers:
+        raise TypeError(
+            "optimizer is None, and teleport counts the steps of one: give the optimizer that "
+            "trains the model, or a list of them"
+        )
     group = options.get("group")
     copies = list_copies(options.get("copies", ()))
     require_supported(unwrap(model), sharded=isinstance(example_inputs, Prepared))
@@ -257,22 +268,24 @@ class Teleportation:
 
     def state_dict(self) -> dict[str, int]:
         """What a resumed run needs to teleport at the same steps; plain numbers."""
-        return {
-            "steps": self.steps,
-            "epochs": self.epochs,
-            "teleports": self.teleports,
-            "left_out": self.left_out,
-        }
+        return {name: getattr(self, name) for name in COUNTS}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on counting where another run stopped."""
-        missing = [
-            key
-            for key in ("steps", "epochs", "teleports", "left_out")
-            if not isinstance(state.get(key), int)
-        ]
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"This is not the state of a teleport, which is a dict of {', '.join(COUNTS)}: "
+                f"{state!r}"
+            )
+        missing = [key for key in COUNTS if not isinstance(state.get(key), int)]
         if missing:
             raise ValueError(f"This is not the state of a teleport: it has no {', '.join(missing)}")
+        negative = [f"{key}={state[key]}" for key in COUNTS if state[key] < 0]
+        if negative:
+            raise ValueError(
+                "This is not the state of a teleport, whose counts are not negative: "
+                f"{', '.join(negative)}"
+            )
         self._steps = self._decided = state["steps"]
         self._skipped = None
         self.epochs = state["epochs"]
@@ -295,21 +308,46 @@ def _one_thread(model: nn.Module) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _refuse_unusable(every: Any, schedule: Any, options: Mapping[str, Any]) -> None:
+def refuse_settings(every: Any, schedule: Any) -> None:
+    """Raise if one of these cannot be used."""
     if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ValueError(f'every={every!r}: give a number of steps, or "epoch"')
-    if schedule is not None and not callable(schedule):
+    if schedule is not None and not _takes_one(schedule):
         raise TypeError(
-            f"schedule={schedule!r}: give a function of the number of steps that "
+            f"schedule={schedule!r}: give a function of one argument, the number of steps, that "
             "says whether to teleport"
         )
-    known = ConditionOptions.__annotations__.keys()
+
+
+def _takes_one(function: Any) -> bool:
+    """Whether something can be called with one argument, as far as that can be known."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C, without a signature
+        pass
+    return True
+
+
+def refuse_options(what: str, options: Mapping[str, Any], *more: str) -> None:
+    """Raise options that ``condition_`` does not have, or that it cannot use.
+
+    Args:
+        what: What they were given to.
+        options: By name.
+        more: Names of options that are allowed too.
+    """
+    known = {*ConditionOptions.__annotations__, *more}
     unknown = options.keys() - known
     if unknown:
         raise TypeError(
-            f"teleport has no option {', '.join(sorted(unknown))}; beside its own it "
-            f"takes {', '.join(sorted(known))}"
+            f"{what} has no option {', '.join(sorted(unknown))}; beside its own it takes "
+            f"{', '.join(sorted(known))}"
         )
+    refuse_tolerances(options.get("tolerance"), options.get("train_tolerance"))
 
 
 def _is_inner_call(optimizer: torch.optim.Optimizer) -> bool:
@@ -344,16 +382,16 @@ def _compare(optimizers: list[torch.optim.Optimizer], model: nn.Module, copies: 
     ]
     if foreign:
         logger.warning(
-            "The optimizer also trains %d parameters that are not the model's. If some of them "
-            "read hidden units of this model (a second head), pass the module that holds both: "
-            "pathcond sees only the model that it is given.",
-            len(foreign),
+            "The optimizer also trains %s outside of the model. If any of them reads hidden units "
+            "of this model (a second head), pass the module that holds both: pathcond sees only "
+            "the model that it is given.",
+            count_of(len(foreign), "parameter"),
         )
     training = [name for name in outside if parameters[name].requires_grad]
     if training:
         logger.warning(
-            "%d trainable parameters are in no optimizer given to teleport (%s ...): if another "
-            "one trains them, pass both as a list, or its state is not rescaled.",
-            len(training),
-            ", ".join(training[:3]),
+            "%s in no optimizer given to teleport (%s): if another one trains them, pass both as a "
+            "list, or its state is not rescaled.",
+            count_are(len(training), "trainable parameter"),
+            first_of(training),
         )

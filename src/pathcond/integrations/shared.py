@@ -20,7 +20,10 @@ from ..distributed.ranks import several_processes
 from ..lifting.sample import Prepared
 from ..report import Report
 from ..rescaling.optimizer_state import Optimizers
-from ..teleporting import EXAMPLES, Teleportation, teleport
+from ..teleporting import EXAMPLES, Teleportation, refuse_options, refuse_settings, teleport
+
+# options of ``condition_`` and ``teleport`` alike, beside those that only pass through
+OWN_OPTIONS = ("criterion", "pace", "solver", "normalization")
 
 logger = logging.getLogger("pathcond")
 
@@ -44,6 +47,8 @@ class ConditionedTraining:
         inputs: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
+        refuse_settings(1 if every is None else every, schedule)
+        refuse_options(type(self).__name__, options, *OWN_OPTIONS)
         self.example_inputs = example_inputs
         self.condition = condition
         self.every = every

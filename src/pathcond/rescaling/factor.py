@@ -73,6 +73,20 @@ class Factor:
         wide = all(1e-30 < value**power < 1e30 for pair in self.extremes for value in pair)
         return dtype == torch.float64 or (dtype == torch.float32 and wide)
 
+    def at(self, indices: Tensor) -> Factor:
+        """The factor of the values of a sparse tensor (torch.sparse_coo).
+
+        Args:
+            indices: Their places, (number of sparse axes, number of values).
+        """
+
+        def pick(part: Tensor) -> Tensor:
+            axes = zip(part.shape, indices, strict=False)
+            return part[tuple(places if size > 1 else places * 0 for size, places in axes)]
+
+        picked, exact = (tuple(map(pick, each)) for each in (self.parts, self._shaped()))
+        return Factor(picked, self.extremes, exact)
+
     def to(self, device: torch.device) -> Factor:
         if self.parts[0].device == device:
             return self
@@ -80,6 +94,9 @@ class Factor:
             tuple(part.to(device) for part in each) for each in (self.parts, self.exact)
         )
         return Factor(parts, self.extremes, exact)
+
+
+Product: TypeAlias = tuple[Factor, Tensor, int]  # factor, tensor, power
 
 
 def list_factors(
@@ -143,8 +160,8 @@ def _look_up(
         yield cut(part.view(shape), tensor), (low[i], high[i]), exact
 
 
-def multiply_(products: Iterable[tuple[Factor, Tensor, int]]) -> None:
-    """Multiply tensors in place by powers of their factors; each (factor, tensor, power)."""
+def multiply_(products: Iterable[Product]) -> None:
+    """Multiply tensors in place by powers of their factors."""
     first: list[tuple[Tensor, Tensor]] = []
     second: list[tuple[Tensor, Tensor]] = []
     for factor, tensor, power in products:

@@ -5,16 +5,16 @@ copies.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..distributed.sharding import local
-from ..memory import is_writable
+from ..memory import is_writable, values_of
 from ..numerics import ceilings, largest
-from .factor import Factor
+from .factor import Factor, Product, multiply_
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,34 @@ class Move:
 
     Attributes:
         what: What it is, for a person.
-        tensor: The tensor, or the part of it that this process holds.
+        tensor: The tensor, or the part of it that this process holds; of a sparse one its values.
         factor: Of that part.
         power: 1 parameter-like, −1 gradient-like, −2 second moments.
+        start: What its entries began with, one number of its type: only what they have gained is
+            multiplied. None for zero.
     """
 
     what: str
     tensor: Tensor
     factor: Factor
     power: int
+    start: Tensor | None = None
 
     @classmethod
-    def of(cls, what: str, tensor: Tensor, factor: Factor, power: int) -> Move:
-        return cls(what, local(tensor), factor.to(tensor.device), power)
+    def of(
+        cls, what: str, tensor: Tensor, factor: Factor, power: int, start: float | None = None
+    ) -> Move:
+        """A move of a whole tensor by the factor of its parameter."""
+        factor = factor.to(tensor.device)
+        if tensor.layout == torch.sparse_coo:
+            factor = factor.at(tensor._indices())
+        begun = torch.tensor(start, dtype=tensor.dtype) if start else None
+        return cls(what, values_of(local(tensor)), factor, power, begun)
+
+    @property
+    def gained(self) -> Tensor:
+        """What is multiplied."""
+        return self.tensor if self.start is None else self.tensor - self.start
 
 
 @dataclass(frozen=True)
@@ -53,19 +68,29 @@ class Setting:
     value: Tensor
 
 
+def make_(moves: Sequence[Move], products: Iterable[Product] = ()) -> None:
+    """Make moves, and other products in the same calls."""
+    shifted = [(move.tensor, move.start) for move in moves if move.start is not None]
+    for tensor, start in shifted:
+        tensor.sub_(start)
+    multiply_([*products, *((move.factor, move.tensor, move.power) for move in moves)])
+    for tensor, start in shifted:
+        tensor.add_(start)
+
+
 def list_problems(moves: Sequence[Move]) -> list[str]:
     """Why some of these moves cannot be made: memory that cannot be written, or values that would
     leave the tensor's type.
     """
     problems = [
-        f"{move.what} cannot be written in place: it is sparse, shares memory, is made of other "
-        "tensors or is an inference tensor"
+        f"{move.what} cannot be written in place: it shares memory, is made of other tensors or is "
+        "an inference tensor"
         for move in moves
         if not is_writable(move.tensor)
     ]
     if problems:
         return problems
-    for move, ceiling in zip(moves, ceilings([move.tensor for move in moves]), strict=True):
+    for move, ceiling in zip(moves, ceilings([move.gained for move in moves]), strict=True):
         if not math.isfinite(ceiling):
             continue  # a gradient that has overflowed already is not for us to judge
         smallest, greatest = move.factor.bounds
@@ -73,7 +98,7 @@ def list_problems(moves: Sequence[Move]) -> list[str]:
         range_ = torch.finfo(move.tensor.dtype).max
         if ceiling * growth <= range_:
             continue
-        (peak,) = largest([move.tensor])
+        (peak,) = largest([move.gained])
         if peak * growth > range_:
             problems.append(
                 f"{move.what} {tuple(move.tensor.shape)} would overflow {move.tensor.dtype}: "

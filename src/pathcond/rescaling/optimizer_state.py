@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from ..distributed.sharding import local
 from ..errors import MismatchError
-from ..trees import tree_leaves
 from .factor import Factor
+from .holdings import list_aside, with_inner
 from .moves import Move
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -53,11 +53,12 @@ POWERS: dict[str, dict[str, int]] = {
 # Moments that are known only as sums over rows and columns: no factor of the parameter takes them
 # to the new ones.
 FACTORED = {"Adafactor": ("row_var", "col_var", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg")}
+# {(class of the optimizer, state): the setting that its entries start from}, where that is not zero
+STARTS = {("Adagrad", "sum"): "initial_accumulator_value"}
 # optimizers that follow the sign of an average of gradients, their only state
 LION_LIKE = re.compile("lion|sign", re.IGNORECASE)
 AVERAGES = {"exp_avg", "momentum_buffer"}
 UNSCALED = ("step", "eta", "mu", "mu_product", "RMS")  # single numbers
-STANDARD = ("state", "param_groups", "defaults")  # attributes of every optimizer
 CHOICES = ("transport", "reset", "keep")
 
 
@@ -81,6 +82,7 @@ def transport(
     optimizers: Iterable[torch.optim.Optimizer],
     optimizer_state: str,
     scaled: Iterable[tuple[str, Tensor, Factor]],
+    known: Iterable[Tensor] = (),
 ) -> Transport:
     """Plan the moves of the state of every scaled parameter.
 
@@ -88,27 +90,32 @@ def transport(
         optimizers: One or several.
         optimizer_state: "transport", "reset" or "keep".
         scaled: (name, the tensor that an optimizer may hold, its factor).
+        known: Tensors of the model and its copies: an optimizer may hold them too.
 
     Raises:
-        MismatchError: A state of unknown meaning; it names it and offers the other choices.
+        MismatchError: A state of unknown meaning, or tensors kept beside the state; it names them
+            and says what to do.
     """
     if optimizer_state not in CHOICES:
         raise ValueError(
             f"optimizer_state={optimizer_state!r}; choose one of {', '.join(map(repr, CHOICES))}"
         )
+    optimizers, known, scaled = list(optimizers), list(known), list(scaled)
+    aside = [
+        f"{type(one).__name__} keeps {name!r} beside its state, with tensors of its parameters' "
+        "shapes"
+        for outer in optimizers
+        for one in with_inner(outer)
+        for name in list_aside(one, known)
+    ]
+    if optimizer_state == "keep":
+        _refuse(aside, [])
+        return Transport(moves=(), resets=(), reset_names=())
+    unknown: list[str] = []
     moves: list[Move] = []
     resets: list[Callable[[], Any]] = []
-    unmovable, unknown = [], []
-    scaled = list(scaled) if optimizer_state != "keep" else []
-    optimizers = list(optimizers)
-    if optimizer_state != "keep":
-        unknown += [
-            f"{type(one).__name__} keeps {name!r} beside its state, of unknown meaning"
-            for outer in optimizers
-            for one in with_inner(outer)
-            for name in _kept_aside(one)
-        ]
-    for optimizer in [keeper for outer in optimizers for keeper in _keepers(outer)]:
+    unmovable = []
+    for optimizer in _keepers(optimizers):
         powers = _powers(optimizer)
         if powers is None and optimizer_state == "transport":
             unknown += [
@@ -116,10 +123,9 @@ def transport(
                 f"{', '.join(map(repr, sorted(_state_names(optimizer))))}, of unknown meaning"
             ]
             continue
-        if powers is None and optimizer_state == "reset":  # whichever parameter it keeps them with
+        if powers is None:  # reset, whichever parameter it keeps them with
             resets += [state.clear for state in _by_parameter(optimizer)]
             continue
-        powers = powers or {}
         for name, parameter, factor in scaled:
             state = optimizer.state.get(parameter, {})
             keys = [key for key, value in state.items() if not _is_plain(key, value)]
@@ -136,11 +142,10 @@ def transport(
                         and _alike(state[key], parameter)
                     ):
                         if powers[key]:
-                            moves.append(
-                                Move.of(
-                                    f"the state {key!r} of {name}", state[key], factor, powers[key]
-                                )
-                            )
+                            what = f"the state {key!r} of {name}"
+                            # torch begins with the optimizer's own, whatever a group says
+                            start = optimizer.defaults.get(STARTS.get((_kind(optimizer), key), ""))
+                            moves.append(Move.of(what, state[key], factor, powers[key], start))
                     else:
                         shape = (
                             f" {tuple(state[key].shape)}" if isinstance(state[key], Tensor) else ""
@@ -149,15 +154,39 @@ def transport(
                             f"{type(optimizer).__name__} keeps state {key!r}{shape} "
                             f"for {name}, of unknown meaning"
                         )
-    if unknown:
-        raise MismatchError(
-            "The model was not changed, because its optimizer state cannot be moved along:\n  - "
-            + "\n  - ".join(unknown[:10])
-            + '\nPass optimizer_state="reset" to start it anew, or "keep" to leave it as it is. '
-            "If you know how it scales with the "
-            "gradient, add it to pathcond.rescaling.optimizer_state.POWERS."
-        )
+    _refuse(aside, unknown)
     return Transport(moves=tuple(moves), resets=tuple(resets), reset_names=tuple(unmovable))
+
+
+def _refuse(aside: list[str], unknown: list[str]) -> None:
+    """Raise what an optimizer holds that cannot be moved along.
+
+    Args:
+        aside: What it keeps beside the state of each parameter.
+        unknown: State of unknown meaning.
+    """
+    if not aside and not unknown:
+        return
+    advice = []
+    if aside:
+        advice.append(
+            "What lies beside the state can be neither moved nor reset, and slow weights left as "
+            "they are would change the function once they are written back: condition the model "
+            "first and make the optimizer after that. Averages or slow weights that you know by "
+            "the names of their parameters can move along: copies=[{name: tensor, ...}]."
+        )
+    if unknown:
+        advice.append(
+            'For state of unknown meaning pass optimizer_state="reset" to start it anew, or "keep" '
+            "to leave it as it is. If you know how it scales with the gradient, add it to "
+            "pathcond.rescaling.optimizer_state.POWERS."
+        )
+    raise MismatchError(
+        "The model was not changed, because its optimizer state cannot be moved along:\n  - "
+        + "\n  - ".join([*aside, *unknown][:10])
+        + "\n"
+        + "\n".join(advice)
+    )
 
 
 def _alike(state: Tensor, parameter: Tensor) -> bool:
@@ -182,6 +211,12 @@ def list_optimizers(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]
     return found
 
 
+def list_tensors(copies: Iterable[nn.Module | Mapping[str, Tensor]]) -> list[Tensor]:
+    """The parameters of copies that are modules, the tensors of copies that are mappings."""
+    held = (copy.parameters() if isinstance(copy, nn.Module) else copy.values() for copy in copies)
+    return [tensor for tensors in held for tensor in tensors]
+
+
 def require_own(
     optimizers: Iterable[torch.optim.Optimizer],
     model: nn.Module,
@@ -196,12 +231,7 @@ def require_own(
     Raises:
         MismatchError: An optimizer holds none of the model's parameters.
     """
-    own = {id(parameter) for parameter in model.parameters()}
-    for copy in copies:
-        own |= {
-            id(tensor)
-            for tensor in (copy.parameters() if isinstance(copy, nn.Module) else copy.values())
-        }
+    own = {id(tensor) for tensor in [*model.parameters(), *list_tensors(copies)]}
     held: dict[int, Tensor] = {}
     for optimizer in optimizers:
         groups = [group for one in with_inner(optimizer) for group in one.param_groups]
@@ -218,21 +248,11 @@ def require_own(
     return held
 
 
-def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """An optimizer and those that it wraps, as Lookahead, ZeroRedundancyOptimizer and accelerate's
-    do: they keep the state.
+def _keepers(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Of some optimizers and those inside, each that has state of its own, once; accelerate's shows
+    the state of the one inside.
     """
-    inner = [
-        value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)
-    ]
-    return [optimizer, *(found for wrapped in inner for found in with_inner(wrapped))]
-
-
-def _keepers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """Of an optimizer and those inside, each that has state of its own; accelerate's shows the
-    state of the one inside.
-    """
-    found = with_inner(optimizer)
+    found = [one for outer in optimizers for one in with_inner(outer)]
     return [
         one
         for i, one in enumerate(found)
@@ -276,31 +296,6 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
 def _by_parameter(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The state of each parameter."""
     return [state for owner, state in optimizer.state.items() if isinstance(owner, Tensor)]
-
-
-def _kept_aside(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Where an optimizer keeps tensors of the parameters' shapes other than by parameter: the slow
-    weights of a Lookahead in a list, say.
-    """
-    own = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    shapes = {parameter.shape for parameter in own.values() if parameter.dim()}
-    held: dict[Any, Any] = {
-        name: value for name, value in vars(optimizer).items() if name not in STANDARD
-    }
-    held |= {key: state for key, state in optimizer.state.items() if not isinstance(key, Tensor)}
-    for group in optimizer.param_groups:
-        held |= {key: value for key, value in group.items() if key != "params"}
-    return sorted(
-        str(name)
-        for name, value in held.items()
-        if any(
-            isinstance(leaf, Tensor)
-            and leaf.dtype.is_floating_point
-            and leaf.shape in shapes
-            and id(leaf) not in own
-            for leaf in tree_leaves(value)
-        )
-    )
 
 
 def _is_plain(key: str, value: Any) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 from weakref import WeakSet
 
@@ -26,17 +27,24 @@ from ..distributed.ranks import Ranks
 from ..distributed.sharding import computes_in, has_unreduced_gradients, is_sharded, local
 from ..errors import MismatchError, RescalingError, TrainChangeError, refuse
 from ..interrupts import uninterrupted
-from ..memory import find_overlaps, is_writable
+from ..memory import find_overlaps, is_writable, values_of
 from ..numerics import ceilings
 from ..rules.values import Scaling
 from ..symmetry.held import list_frozen
 from ..symmetry.sizes import Example
 from ..symmetry.symmetry import Symmetry, require_fitting, scale_variance
-from ..text import count_of
+from ..text import count_are, count_of, first_of
 from ..wrappers import unwrap
-from .factor import Factor, list_factors, multiply_
-from .moves import Move, Setting, list_problems
-from .optimizer_state import Optimizers, Transport, list_optimizers, require_own, transport
+from .factor import Factor, list_factors
+from .moves import Move, Setting, list_problems, make_
+from .optimizer_state import (
+    Optimizers,
+    Transport,
+    list_optimizers,
+    list_tensors,
+    require_own,
+    transport,
+)
 
 logger = logging.getLogger("pathcond")
 
@@ -108,6 +116,7 @@ def rescale_(
     Raises:
         RescalingError: With every reason; the model is bit for bit what it was, in every process.
     """
+    refuse_tolerances(tolerance, train_tolerance)
     start = time.perf_counter()
     ranks, model = Ranks.of(model, group), unwrap(model)
     change_eval = change_train = None
@@ -141,10 +150,9 @@ def rescale_(
     if (names := plan.transport.reset_names) and not optimizers <= SAID:
         SAID.update(optimizers)
         logger.warning(
-            "The optimizer state of %s cannot be rescaled and starts anew: %s%s",
+            "The optimizer state of %s cannot be rescaled and starts anew: %s",
             count_of(len(names), "parameter"),
-            ", ".join(names[:3]),
-            ", ..." if len(names) > 3 else "",
+            first_of(names),
         )
     return Rescaling(
         output_change_eval=change_eval,
@@ -199,22 +207,24 @@ class _Plan:
             self.tensors[name].copy_(value)
 
     def write(self) -> None:
-        multiply_(
-            [
-                *(
-                    (factor, self.tensors[name], 1)
-                    for name, factor in self.factors.items()
-                    if name not in self.values
-                ),
-                *((move.factor, move.tensor, move.power) for move in self.moves),
-            ]
-        )
+        not_ahead = [name for name in self.factors if name not in self.values]
+        make_(self.moves, [(self.factors[name], self.tensors[name], 1) for name in not_ahead])
         for name, value in self.values.items():
             self.tensors[name].copy_(value)
         for setting in self.settings:
             setting.tensor.copy_(setting.value)
         for reset in self.transport.resets:
             reset()
+
+
+def refuse_tolerances(tolerance: Any, train_tolerance: Any) -> None:
+    """Raise tolerances that are no numbers, or negative."""
+    for name, given in (("tolerance", tolerance), ("train_tolerance", train_tolerance)):
+        if given is not None and not (isinstance(given, Real) and float(given) >= 0):
+            raise ValueError(
+                f"{name}={given!r}: give a number that is not negative, the largest relative "
+                "change of an output"
+            )
 
 
 def list_copies(copies: Any) -> list[nn.Module | Mapping[str, Tensor]]:
@@ -236,8 +246,7 @@ def is_low_precision(
 ) -> bool:
     """Whether factors are powers of two by default: some weights, or what is computed from them,
     have so few digits that any other factor costs one."""
-    held = [copy.parameters() if isinstance(copy, nn.Module) else copy.values() for copy in copies]
-    types = {tensor.dtype for tensors in [model.parameters(), *held] for tensor in tensors}
+    types = {tensor.dtype for tensor in [*model.parameters(), *list_tensors(copies)]}
     types |= computes_in(model) | symmetry.computed_in
     return not types.isdisjoint((torch.float16, torch.bfloat16))
 
@@ -295,7 +304,8 @@ def _plan(
     ]
     scaled = [*((name, named[name], factor) for name, factor in factors.items()), *copied]
     _say_what_no_optimizer_holds(require_own(along.optimizers, model, along.copies), scaled)
-    moved = transport(along.optimizers, along.optimizer_state, scaled)
+    known = [*model.parameters(), *model.buffers(), *list_tensors(along.copies)]
+    moved = transport(along.optimizers, along.optimizer_state, scaled, known)
     moves = [
         *(
             Move.of(f"the gradient of {name}", tensor.grad, factor, -1)
@@ -349,9 +359,9 @@ def _say_what_no_optimizer_holds(
             outside.pop(name, None)
     if held and outside:
         logger.info(
-            "%d rescaled parameters are in no optimizer: %s ...",
-            len(outside),
-            ", ".join(list(outside)[:3]),
+            "%s in no optimizer: %s",
+            count_are(len(outside), "rescaled parameter"),
+            first_of([*outside]),
         )
 
 
@@ -419,9 +429,11 @@ def _refuse_unusable(
         kept = sorted(list_frozen(model) & symmetry.scalings.keys())
         if kept:
             raise MismatchError(
-                f"{', '.join(kept[:3])} no longer requires a gradient since the symmetry was "
-                "found, and frozen parameters stay as they are: find it again (find_symmetry, "
-                'prepare or teleport), or once with frozen="move".'
+                f"{first_of(kept)} no longer requires a gradient since the symmetry was "
+                "found, and frozen parameters stay as they are. If it is to stay frozen, call "
+                "find_symmetry, prepare or teleport again, whichever you called before. If it is "
+                "frozen for a while only, as Lightning's toggle_optimizer does for a step, pass "
+                'frozen="move" to that call: frozen parameters are then rescaled too.'
             )
     problems = negative_variances(model)
     if has_unreduced_gradients(model):
@@ -444,25 +456,22 @@ def _refuse_unusable(
                 f"{name} was made under torch.inference_mode and cannot be written "
                 "in place: clone it first"
             )
-        if (
-            name in symmetry.scalings
-            and tensor.grad is not None
-            and not is_writable(local(tensor.grad))
-        ):
-            problems.append(
-                f"the gradient of {name} is sparse, shares memory or is an inference "
-                "tensor: call zero_grad() first"
-            )
         if not math.isfinite(peak):
             problems.append(
                 f"{name} {tuple(tensor.shape)} has NaN or infinite values: repair or "
                 "reload it first"
             )
     gradients = {
-        f"the gradient of {name}": local(t.grad)
+        f"the gradient of {name}": values_of(local(t.grad))
         for name, t in tensors.items()
         if name in symmetry.scalings and t.grad is not None
     }
+    problems += [
+        f"{what} cannot be written in place, because it shares memory, is made of other tensors or "
+        "is an inference tensor: clone it, or call zero_grad() before"
+        for what, gradient in gradients.items()
+        if not is_writable(gradient)
+    ]
     written = {*symmetry.scalings, *gradients}
     held = [(name, local(t)) for name, t in tensors.items()]
     for one, other in find_overlaps([*held, *gradients.items()]):
