@@ -177,6 +177,21 @@ def test_runs_that_diverge_are_points_at_infinity() -> None:
     assert {run["outcome"] for run in plain["runs"]} == {"diverged"}
 
 
+def test_figures_too_large_to_reckon_with_have_diverged(tmp_path: Path) -> None:
+    def train(model: nn.Module, rate: float) -> float:
+        return {1: 9e307, 2: -9e307, 3: 1e149}.get(rate, rate)
+
+    path = tmp_path / "rows.jsonl"
+    for _ in range(2):  # the second reads the rows of the first
+        result = compare_rates(
+            build, train, BATCH, rates=[0.5, 1, 2, 3], methods=METHODS, rows=path
+        )
+        assert result["as is"].means == (0.5, math.inf, math.inf, 1e149)
+        result.to_html(tmp_path / "rates.html")
+        # as rows of earlier versions have them
+        path.write_text(path.read_text().replace("Infinity", "9e307"))
+
+
 def test_runs_that_raise_are_reported_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -678,6 +693,18 @@ def test_the_page(result: RateComparison, tmp_path: Path) -> None:
     assert "3 of 3 diverged" in text
     assert "3 of 3 raised" in text
     assert EVIL in text
+    assert "it is not drawn" not in text
+
+
+def test_the_page_says_where_a_band_is_not_drawn(tmp_path: Path) -> None:
+    def train(model: nn.Module, rate: float) -> float:
+        return rate if rate < 4 else rate * 1000 ** abs(model.weight.item())
+
+    for rates, said in (([1, 2, 4], True), ([1, 2], False)):
+        result = compare_rates(build, train, BATCH, rates=rates, methods=METHODS, seeds=2)
+        page = result.to_html(tmp_path / "rates.html").read_text(encoding="utf-8")
+        assert ("; where a band would leave the scale it is not drawn." in page) == said
+        assert len(Elements(wide(page)).of("polygon", "band")) == 2
 
 
 def test_the_best_point_stands_where_the_axes_say(result: RateComparison) -> None:

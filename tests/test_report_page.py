@@ -68,6 +68,12 @@ def test_the_page_says_where_nothing_was_done(tmp_path: Path) -> None:
     assert "<h1>mine, as it was</h1>" in text
     assert "The weights of mine are as they were" in text
     assert "were rescaled" not in text
+    assert "4 units in 1 group ·" in text
+    assert "by Curvature(" in text  # names keep their letters
+    bare = pathcond.condition_(nn.Linear(4, 3), torch.randn(5, 4))
+    text = bare.to_html(tmp_path / "bare.html").read_text(encoding="utf-8")
+    assert "0 units in 0 groups ·" in text
+    assert text.count("Nothing can be rescaled") == 1
 
 
 def test_the_command_calls_the_model_by_its_target(tmp_path: Path) -> None:

@@ -457,6 +457,7 @@ def test_of_a_funnel_it_says_that_tuned_rates_gain_nothing() -> None:
     sentence, tuned = str(found).split(". At tuned rates ")
     assert "at small fixed learning rates, because widths vary (10 to 400)" in sentence
     for part in (
+        "nothing about this model",
         "autoencoders",
         "17 to 29 %",
         "less than 1 % on MLPs that only narrow",

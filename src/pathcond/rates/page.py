@@ -42,6 +42,7 @@ def comparing(result: ComparedRates) -> dict[str, Any]:
             for k, rate in enumerate(result.rates)
         ],
         "rates_chart": chart,
+        "band_is_cut": charts.is_band_cut(curves),
     }
 
 

@@ -10,7 +10,7 @@ import torch
 from ..files import refuse_special
 from ..rows import Row, Rows, RowsError
 from .arguments import Grid, Point
-from .runs import Run
+from .runs import Run, figure_of
 
 KEYS = {"method", "how", "rate", "seed"}
 Key = tuple[str, float, int]
@@ -74,7 +74,7 @@ class Record:
                 method=key[0],
                 rate=key[1],
                 seed=key[2],
-                figure=row.result["figure"],
+                figure=figure_of(row.result["figure"]),
                 seconds=seconds,
             )
             self._meet(rows.path, key[2], row.result["weights"])

@@ -30,6 +30,7 @@ logger = logging.getLogger("pathcond")
 OURS = Path(__file__).parents[1]
 TORCH = Path(torch.__file__).parent
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+LARGEST = 1e150  # figures beyond have diverged: their squares would leave the range of a float
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
 GENERATED = ("<frozen", "<eval_with_key")  # what files of Python itself and of torch.fx are called
 
@@ -176,10 +177,10 @@ def perform(point: Point, beginnings: Beginnings, train: Callable[[nn.Module, fl
 
 
 def figure_of(returned: Any) -> float:
-    """The number that ``train`` returned, infinite if it is not finite.
+    """The number that ``train`` returned, infinite if it is not finite or too large to reckon with.
 
-    >>> figure_of(torch.tensor(0.5)), figure_of(float("nan"))
-    (0.5, inf)
+    >>> figure_of(torch.tensor(0.5)), figure_of(float("nan")), figure_of(9e307)
+    (0.5, inf, inf)
     >>> figure_of(None)
     Traceback (most recent call last):
     pathcond.rates.runs.WrongCallableError: train returned None: ...
@@ -201,7 +202,7 @@ def figure_of(returned: Any) -> float:
             "and infinity or NaN if training "
             "diverged"
         )
-    return figure if math.isfinite(figure) else math.inf
+    return figure if abs(figure) <= LARGEST else math.inf
 
 
 def seed_all(seed: int) -> None:

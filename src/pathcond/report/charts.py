@@ -15,6 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from ..text import count_of
 from .axes import BOTTOM, CANVASES, RIGHT, TOP, Axis, Canvas, LogAxis
 
 # Axes reach from the 1st to the 99th percentile: a few outliers would leave a chart empty.
@@ -105,6 +106,16 @@ def bands(
     return _draw_all(draw) + _legend([curve.name for curve in curves], "line")
 
 
+def is_band_cut(curves: Sequence[Band]) -> bool:
+    """Whether ``bands`` leaves out a part of some band, because it would leave the scale."""
+    top = _height_axis(curves, 0.0, 1.0).high
+    return any(
+        low < high and high > top
+        for curve in curves
+        for low, high in zip(curve.low, curve.high, strict=True)
+    )
+
+
 def _height_axis(curves: Sequence[Band], start: float, stop: float) -> Axis:
     """Logarithmic if all values are positive, then up to ten times the worst of the best: what blew
     up would flatten the rest.
@@ -129,7 +140,7 @@ def _band(
     """
     kind = f"s{number % COLOURS}"
     parts = []
-    for piece in _pieces([math.isfinite(high) and high <= top for high in curve.high]):
+    for piece in _pieces([high <= top for high in curve.high]):
         outline = [(xs[k], curve.high[k]) for k in piece] + [
             (xs[k], curve.low[k]) for k in reversed(piece)
         ]
@@ -213,7 +224,7 @@ def distributions(rows: Sequence[tuple[str, Tensor]], *, x_label: str) -> str:
             middle = TOP + row_height * (i + 0.5) + (0 if canvas.names else 7)
             parts.append(_row_name(canvas, name, middle))
             ends = f"from {float(v.min()):.3f} to {float(v.max()):.3f}"
-            tip = f"{name}: {x_label} {ends}, median {at[2]:.3f}, {len(v)} units"
+            tip = f"{name}: {x_label} {ends}, median {at[2]:.3f}, {count_of(len(v), 'unit')}"
             parts += _strip(x, at, middle, tip)
         parts.append(_label(x, height, f"{x_label} · 1st to 99th percentile"))
         return _svg(canvas, parts, height, f"distribution of {x_label} by layer")

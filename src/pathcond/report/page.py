@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..symmetry.text import pinned_lines
+from ..text import count_of
 from . import charts
 from .conditioning import Conditioning
 from .text import tell_bounds
@@ -73,9 +74,13 @@ def conditioning(report: Conditioning, name: str | None = None) -> dict[str, Any
         for side in ("before", "after")
         if weights
     ]
+    message = report.solution.message
     return {
         "report": report,
         "name": name or report.model_name,
+        "counted": f"{count_of(report.num_units, 'unit')} in "
+        f"{count_of(len(report.groups), 'group')}",
+        "message": message[:1].upper() + message[1:],
         "stages": STAGES,
         "layers": report.layers(),
         "shown": SHOWN_LAYERS,
