@@ -2,8 +2,10 @@
 of its own.
 """
 
+import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -551,49 +553,36 @@ def test_a_branch_that_the_example_does_not_take_may_reach_into_an_expert(
 class Block(nn.Module):
     """What an opaque module may do more with than call it."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: dict[str, bool] | None = None) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 3)
-        self.hard = False
+        self.act: nn.Module = nn.ReLU()
+        self.hard, self.width = False, 4
+        self.table = {"hard": False}
+        self.state = {"hard": False} if state is None else state
 
     @property
     def kernel(self) -> Tensor:
         return self.up.weight
 
     def encode(self, x: Tensor) -> Tensor:
-        return F.relu(self.up(x))
+        hard = self.hard or self.table["hard"] or self.state["hard"]
+        return torch.tanh(self.up(x)) if hard else self.act(self.up(x))  # type: ignore[no-any-return]
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.encode(x))  # type: ignore[no-any-return]
+
+
+class WithOptions(Block):
     def forward(self, x: Tensor, steps: int = 0, mask: Tensor | None = None) -> Tensor:
         h = self.encode(x)
-        h = h.tanh() if steps > 2 or self.hard else h
+        h = h.tanh() if steps > 2 else h
         return self.down(h if mask is None else h + mask)  # type: ignore[no-any-return]
 
 
-def sets_an_attribute(self: Any, x: Tensor, far: bool) -> Tensor:
-    self.block.hard = far
-    return self.block(x)  # type: ignore[no-any-return]
-
-
-def chooses_a_mask(self: Any, x: Tensor, far: bool) -> Tensor:
-    mask = None
-    if far:
-        mask = (x[:, :1] > 0).double()
-    return self.block(x, 0, mask)  # type: ignore[no-any-return]
-
-
-def through_a_helper(self: Any, x: Tensor, far: bool) -> Tensor:
-    def helper(h: Tensor, count: int) -> Tensor:
-        return self.block(h, count)  # type: ignore[no-any-return]
-
-    return helper(x, int(x.abs().mean()))
-
-
-def walks_a_list(self: Any, x: Tensor, far: bool) -> Tensor:
-    if not far:
-        return self.block(x)  # type: ignore[no-any-return]
-    for stage in self.stages:
-        x = stage(x).tanh()
-    return x
+class WithTwo(Block):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.down(self.encode(x) * (1 if mask is None else mask.sum()))  # type: ignore[no-any-return]
 
 
 class Penalty(nn.Module):
@@ -607,62 +596,272 @@ class Penalty(nn.Module):
         return y + sum(parameter.abs().sum() for parameter in self.of[0].parameters())
 
 
-REACHES: dict[str, Callable[[Any, Tensor, bool], Tensor]] = {
-    "a number": lambda self, x, far: self.block(x, int(x.abs().mean())),
-    "a number by its name": lambda self, x, far: self.block(x, steps=3 if far else 0),
+def is_far(x: Tensor) -> bool:
+    return bool(x.abs().max() > 10)
+
+
+def run(block: Any, x: Tensor) -> Tensor:
+    return block(x)  # type: ignore[no-any-return]
+
+
+def run_up(block: Any, x: Tensor) -> Tensor:
+    return block.up(x)[:, :3]  # type: ignore[no-any-return]
+
+
+def note(self: Any, x: Tensor) -> None:
+    self.steps = int(x.abs().mean())
+
+
+def run_block(self: Any, block: Any, x: Tensor) -> Tensor:
+    return block(x)  # type: ignore[no-any-return]
+
+
+def run_up_in(self: Any, block: Any, x: Tensor) -> Tensor:
+    return block.up(x)[:, :3]  # type: ignore[no-any-return]
+
+
+METHODS: dict[str, Any] = {
+    "note": note,
+    "count": lambda self, x: int(x.abs().mean()),
+    "run_block": run_block,
+    "run_up_in": run_up_in,
+    "first": property(lambda self: self.block),
+}
+
+
+def opaque(forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> nn.Module:
+    """A module with parts and the methods that it uses, which goes two ways by the values of its
+    input.
+    """
+    code = forward.__code__  # type: ignore[attr-defined]
+    methods = {name: method for name, method in METHODS.items() if name in code.co_names}
+    return type("Opaque", (Calls,), {"forward": forward, **methods})(forward, **parts).double()
+
+
+def keeps_its_function(model: nn.Module) -> int:
+    """Condition a model; the number of its units, if it computes the same near and far."""
+    x = torch.randn(16, 3, dtype=torch.float64)
+    inputs = (x, 20 * x, x, 50 * x)
+    twin = copy.deepcopy(model)
+    units = pathcond.condition_(model, 0.3 * x).num_units
+    for each in inputs:
+        torch.testing.assert_close(model(each), twin(each))
+    return units
+
+
+def chooses_a_mask(self: Any, x: Tensor) -> Tensor:
+    mask = None
+    if is_far(x):
+        mask = (x[:, :1] > 0).double()
+    return self.block(x, 0, mask)  # type: ignore[no-any-return]
+
+
+def through_a_helper(self: Any, x: Tensor) -> Tensor:
+    def helper(h: Tensor, count: int) -> Tensor:
+        return self.block(h, count)  # type: ignore[no-any-return]
+
+    return helper(x, self.count(x))
+
+
+def adds_to_a_list(self: Any, x: Tensor) -> Tensor:
+    given = [x]
+    if is_far(x):
+        given.append(5)  # type: ignore[arg-type]
+    return self.block(*given)  # type: ignore[no-any-return]
+
+
+def noted_before(self: Any, x: Tensor) -> Tensor:
+    self.note(x)
+    return self.block(x, self.steps)  # type: ignore[no-any-return]
+
+
+ARGUMENTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a number": lambda self, x: self.block(x, int(x.abs().mean())),
+    "a number by its name": lambda self, x: self.block(x, steps=3 if is_far(x) else 0),
+    "a number of a method": lambda self, x: self.block(x, self.count(x)),
     "a number through a helper": through_a_helper,
-    "a mask or none": lambda self, x, far: self.block(
-        x, 0, (x[:, :1] > 0).double() if far else None
-    ),
+    "a number that is noted": noted_before,
+    "a number on the other way": lambda self, x: self.block(x, 5) if is_far(x) else self.block(x),
+    "a list that grows": adds_to_a_list,
+    "a partial": lambda self, x: partial(self.block, steps=int(x.abs().mean()))(x),
+    "a mask or none": lambda self, x: self.block(x, 0, x[:, :1] if is_far(x) else None),
     "a mask that an if makes": chooses_a_mask,
-    "an attribute": sets_an_attribute,
-    "another method": lambda self, x, far: (
-        self.block.encode(x).mean(-1, keepdim=True) if far else self.block(x)
+    "none in place of a mask": lambda self, x: self.two(x, None if is_far(x) else x),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_that_other_inputs_may_change(name: str) -> None:
+    model = opaque(ARGUMENTS[name], block=WithOptions(), two=WithTwo(), steps=0)
+    assert keeps_its_function(model) == 0
+
+
+def sets_an_attribute(self: Any, x: Tensor) -> Tensor:
+    self.block.hard = is_far(x)
+    return self.block(x)  # type: ignore[no-any-return]
+
+
+def sets_it_by_a_function(self: Any, x: Tensor) -> Tensor:
+    object.__setattr__(self.block, "hard", is_far(x))
+    return self.block(x)  # type: ignore[no-any-return]
+
+
+def writes_into_a_table(self: Any, x: Tensor) -> Tensor:
+    self.block.table["hard"] = is_far(x)
+    return self.block(x)  # type: ignore[no-any-return]
+
+
+def writes_into_what_both_have(self: Any, x: Tensor) -> Tensor:
+    state = self.state
+    state["hard"] = is_far(x)
+    return self.block(x)  # type: ignore[no-any-return]
+
+
+def exchanges_a_part(self: Any, x: Tensor) -> Tensor:
+    self.block.act = nn.Tanh() if is_far(x) else nn.ReLU()
+    return self.block(x)  # type: ignore[no-any-return]
+
+
+def hooks_a_part(self: Any, x: Tensor) -> Tensor:
+    if not is_far(x):
+        return self.block(x)  # type: ignore[no-any-return]
+    hook = self.block.register_forward_pre_hook(lambda block, given: setattr(block, "hard", True))
+    y = self.block(x)
+    hook.remove()
+    self.block.hard = False
+    return y  # type: ignore[no-any-return]
+
+
+def exchanges_it_in_a_copy(self: Any, x: Tensor) -> Tensor:
+    if not is_far(x):
+        return self.block(x)  # type: ignore[no-any-return]
+    other = copy.deepcopy(self.block)
+    other.act = nn.Tanh()
+    return other(x)  # type: ignore[no-any-return]
+
+
+def walks_a_list(self: Any, x: Tensor) -> Tensor:
+    if not is_far(x):
+        return self.block(x)  # type: ignore[no-any-return]
+    for stage in self.stages:
+        x = stage(x).tanh()
+    return x
+
+
+def nothing(block: nn.Module) -> dict[str, Any]:
+    return {}
+
+
+REACHES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], dict]]] = {
+    "an attribute": (sets_an_attribute, nothing),
+    "an attribute by a function": (sets_it_by_a_function, nothing),
+    "an entry": (writes_into_a_table, nothing),
+    "an object that both have": (
+        writes_into_what_both_have,
+        lambda block: {"state": block.state},
     ),
-    "a method that is kept": lambda self, x, far: (
-        self.kept(x).mean(-1, keepdim=True) if far else self.block(x)
+    "another part": (exchanges_a_part, nothing),
+    "a hook": (hooks_a_part, nothing),
+    "a copy": (exchanges_it_in_a_copy, nothing),
+    "another method": (
+        lambda self, x: self.block.encode(x)[:, :3] if is_far(x) else self.block(x),
+        nothing,
     ),
-    "a property": lambda self, x, far: x @ self.block.kernel.T[:, :3] if far else self.block(x),
-    "a list of its parts": walks_a_list,
-    "another module": lambda self, x, far: self.penalty(self.block(x)) if far else self.block(x),
+    "a method that is kept": (
+        lambda self, x: self.kept(x)[:, :3] if is_far(x) else self.block(x),
+        lambda block: {"kept": block.encode},
+    ),
+    "a property": (
+        lambda self, x: x @ self.block.kernel.T[:, :3] if is_far(x) else self.block(x),
+        nothing,
+    ),
+    "a list of its parts": (walks_a_list, lambda block: {"stages": [block.up, block.down]}),
+    "a container of its parts": (
+        lambda self, x: self.parts[0](x)[:, :3] if is_far(x) else self.block(x),
+        lambda block: {"parts": nn.ModuleList([block.up])},
+    ),
+    "another module": (
+        lambda self, x: self.penalty(self.block(x)) if is_far(x) else self.block(x),
+        lambda block: {"penalty": Penalty(block)},
+    ),
+    "a function": (lambda self, x: (run_up if is_far(x) else run)(self.block, x), nothing),
+    "a function that the example does not run": (
+        lambda self, x: run_up(self.block, x) if is_far(x) else self.block(x),
+        nothing,
+    ),
+    "a method that the example does not run": (
+        lambda self, x: self.run_up_in(self.block, x) if is_far(x) else self.block(x),
+        nothing,
+    ),
+    "a property that gives the module": (
+        lambda self, x: self.first.encode(x)[:, :3] if is_far(x) else self.block(x),
+        nothing,
+    ),
+    "a name that is computed": (
+        lambda self, x: getattr(self.block, "u" + "p")(x)[:, :3] if is_far(x) else self.block(x),
+        nothing,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REACHES)
 def test_what_an_opaque_module_may_do_to_a_module_that_it_calls(name: str) -> None:
+    forward, parts = REACHES[name]
     block = Block()
-    model = Calls(
-        lambda self, x: REACHES[name](self, x, bool(x.abs().max() > 10)),
-        block=block,
-        stages=[block.up, block.down],
-        kept=block.encode,
-        penalty=Penalty(block),
-    ).double()
-    x = torch.randn(16, 3, dtype=torch.float64)
-    before = model(20 * x)
-    model(x)
-    assert pathcond.condition_(model, x).num_units == 0
-    torch.testing.assert_close(model(20 * x), before)
+    assert keeps_its_function(opaque(forward, block=block, **parts(block))) == 0
 
 
-SETTLED: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "a constant": lambda self, x: self.block(x, 1, mask=None),
-    "an attribute": lambda self, x: self.block(x, self.steps),
-    "rows": lambda self, x: self.block(x[x[:, 0] > 0], steps=0),
-    "by the model": lambda self, x: self.block(x, 0, None if self.steps else x[:, :1]),
-    "in a comprehension": lambda self, x: torch.cat([self.block(part) for part in x.split(4)]),
+def test_a_module_that_is_handed_to_an_opaque_one() -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor, block: Block) -> Tensor:
+            return block.encode(x)[:, :3] if is_far(x) else block(x)  # type: ignore[no-any-return]
+
+    outer = Calls(lambda self, x: self.inner(x, self.block), inner=Inner(), block=Block())
+    assert keeps_its_function(outer.double()) == 0
+
+
+def runs_on_rows(self: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for number, (block, sign) in enumerate(zip(self.several, (1, -1), strict=False)):
+        rows = (x[:, 0] > number).nonzero().squeeze(-1)
+        out[rows] = sign * block(x[rows])
+    return out
+
+
+def runs_under_a_name(self: Any, x: Tensor) -> Tensor:
+    block = self.block if self.block is not None else None
+    return block(x) if x.shape[-1] < block.width and not is_far(x) else x  # type: ignore[no-any-return, union-attr]
+
+
+def runs_a_container(self: Any, x: Tensor) -> Tensor:
+    for _, block in self.named.items():
+        x = block(x)
+    return x if is_far(x) else -x
+
+
+CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "or not": lambda self, x: x if is_far(x) else self.block(x),
+    "with other signs": lambda self, x: self.block(x) if is_far(x) else -self.block(x),
+    "on some rows": runs_on_rows,
+    "under a name": runs_under_a_name,
+    "in a container": runs_a_container,
+    "by a function": lambda self, x: run(self.block, x) * (-1 if is_far(x) else 1),
+    "by a method": lambda self, x: self.run_block(self.block, x=x) * (-1 if is_far(x) else 1),
+    "in a comprehension": lambda self, x: torch.cat(
+        [part if is_far(part) else self.block(part) for part in (0.1 * x, 2 * x)]
+    ),
 }
 
 
-@pytest.mark.parametrize("name", SETTLED)
-def test_arguments_that_are_of_one_kind_on_all_inputs(name: str) -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        y = SETTLED[name](self, x)
-        return y if x.abs().max() < 10 else -y
-
-    model = Calls(forward, block=Block(), steps=1).double()
-    x = torch.randn(16, 3, dtype=torch.float64)
-    assert pathcond.find_symmetry(model, x).num_units == 4
+@pytest.mark.parametrize("name", CALLS)
+def test_a_module_that_is_only_called_is_rescaled(name: str) -> None:
+    block = Block()
+    containers = {
+        "on some rows": {"several": nn.ModuleList([block])},
+        "in a container": {"named": nn.ModuleDict({"one": block})},
+    }
+    model = opaque(CALLS[name], **containers.get(name, {"block": block}))
+    assert keeps_its_function(model) == 4
 
 
 def test_a_dispatch_inside_an_expert_of_a_dispatch() -> None:

@@ -25,6 +25,7 @@ from torch import nn
 from .. import trees
 from ..errors import UnsupportedModelError
 from .nodes import TORCH_FOLDER
+from .source import parse, source_of
 
 # Files between the user's call and the mode that sees it.
 PLUMBING = frozenset(
@@ -258,15 +259,7 @@ def is_check(frame: FrameType) -> bool:
 
 
 def _source_of(frame: FrameType) -> str:
-    return "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-
-
-def _parse(source: str) -> ast.Module:
-    """A file's code; none where it is no Python."""
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ast.Module(body=[], type_ignores=[])
+    return source_of(frame.f_code, frame.f_globals)
 
 
 @functools.lru_cache(maxsize=64)
@@ -274,7 +267,7 @@ def _caught_lines(source: str) -> frozenset[int]:
     """The lines of a file on which an exception may be caught, after which the model goes on."""
     return frozenset(
         line
-        for node in ast.walk(_parse(source))
+        for node in ast.walk(parse(source))
         for statement in _caught_statements(node)
         for line in _lines(statement)
     )
@@ -310,7 +303,7 @@ def _passes_exceptions_on(item: ast.withitem) -> bool:
 @functools.lru_cache(maxsize=64)
 def _checked_lines(source: str) -> frozenset[int]:
     """The lines of all tests in a file whose only consequence is an exception."""
-    tree = _parse(source)
+    tree = parse(source)
     nodes = list(ast.walk(tree))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     found: set[int] = set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from ..capture.watching import Place, Watch
 from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
 from ..wrappers import unwrap
+from .arguments import takes_tensors_alone
 from .culprits import culprits, has_forward
 from .reaching import code_of, may_reach_into, parts_held_elsewhere
 from .recording import Call, Recording, record
@@ -372,6 +373,10 @@ def _children(
             if why:
                 reason = f"belongs to a module that is called by {caller}; on other inputs, {why}"
                 frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
+    for module in dict.fromkeys(part for outer in opaque for part in _within_reach(outer)):
+        if module in reached and module not in calls and module not in opaque:
+            reason = "is a part of a module and has a second name, by which it may be called alone"
+            frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
     unreached: dict[str, tuple[str, ...]] = {}
     for module in around:
         if module in opaque:
@@ -388,6 +393,14 @@ def _children(
     return tuple(children), frozen, unreached
 
 
+def _within_reach(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules that the code of one calls by their names, or through containers."""
+    for part in module.children():
+        yield part
+        if not has_forward(part):
+            yield from _within_reach(part)
+
+
 def _why_frozen(
     child: nn.Module,
     path: str,
@@ -398,10 +411,10 @@ def _why_frozen(
     """What code that cannot be followed may do to a module that it calls; empty if it only calls
     it.
     """
-    if not all(call.settled for call in calls):
-        return "it may be given arguments of other kinds, for they are computed or chosen"
+    if not all(takes_tensors_alone(child, call.args, call.kwargs) for call in calls):
+        return "it may be called with other arguments, for it takes more than tensors"
     if _may_be_reached_into(child, path, recordings):
-        return "that code may read or call its parts"
+        return "that code may read, change or call its parts"
     holder = parts_held_elsewhere(child, around)
     if holder is not None:
         return f"{type(holder).__name__}, which has its parts in an attribute, may use them"
@@ -434,7 +447,7 @@ def _may_be_reached_into(child: nn.Module, path: str, recordings: Sequence[Recor
         around = [module for module in recording.opaque if child in set(module.modules())]
         for caller in dict.fromkeys([*recording.callers.get(child, ()), *around]):
             codes = code_of(caller, recording.executed.get(caller, ()))
-            if may_reach_into(child, path.rpartition(".")[2], codes):
+            if may_reach_into(child, caller, codes):
                 return True
     return False
 

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from ..capture.isolation import attributes_kept, isolated, replaced, weights_kept
 from ..capture.models import Inputs, fresh_call
 from ..errors import UnsupportedModelError
-from .arguments import has_settled_arguments
 
 # Code that runs while an opaque module is at work, and is not its own: torch's, and what watches.
 NOT_THEIRS = ("torch.", "pathcond.opaque.", "pathcond.capture.", "pathcond.trees")
@@ -27,16 +26,10 @@ NOT_THEIRS = ("torch.", "pathcond.opaque.", "pathcond.capture.", "pathcond.trees
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module.
-
-    Attributes:
-        args, kwargs: What it was given, with copies of the tensors.
-        settled: Whether other inputs give it arguments of the same kinds.
-    """
+    """One call of a module, with copies of the tensors it was given."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    settled: bool = True
 
     @property
     def kind(self) -> Any:
@@ -123,18 +116,6 @@ def record(
     return recording
 
 
-def _frames_inside(module: nn.Module) -> Iterator[FrameType]:
-    """The frames of code that a module runs itself, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        of_call = frame.f_code is nn.Module._call_impl.__code__
-        if of_call and frame.f_locals.get("self") is module:
-            return
-        if not frame.f_globals.get("__name__", "").startswith(NOT_THEIRS):
-            yield frame
-        frame = frame.f_back
-
-
 class _Watch(TorchDispatchMode):
     """Follows which module is at work, and notes the parameters that opaque ones read
     themselves.
@@ -202,10 +183,7 @@ class _Watch(TorchDispatchMode):
             copies = tree_map(
                 lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs)
             )
-            settled = has_settled_arguments(_frames_inside(self.stack[-2]), args, kwargs)
-            self.recording.calls.setdefault(module, []).append(
-                Call(args=copies[0], kwargs=copies[1], settled=settled)
-            )
+            self.recording.calls.setdefault(module, []).append(Call(*copies))
             self.recording.callers.setdefault(module, []).append(self.stack[-2])
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
