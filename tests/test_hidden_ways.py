@@ -215,15 +215,47 @@ def another_way_once_listed(self: Any, x: Tensor) -> Tensor:
     return self.b(h)
 
 
-@pytest.mark.parametrize("forward", [another_way_once_called, another_way_once_listed])
+def another_way_after_a_while(self: Any, x: Tensor) -> Tensor:
+    self.count += 1
+    h = torch.relu(self.a(x))
+    return self.b(torch.tanh(h) if self.count > 4 else h)
+
+
+def a_branch_that_fades_in(self: Any, x: Tensor) -> Tensor:
+    self.counts["calls"] += 1
+    h = torch.relu(self.a(x))
+    return self.b(h + (1.0 if self.counts["calls"] > 5 else 0.0))
+
+
+LATER = [
+    another_way_once_called,
+    another_way_once_listed,
+    another_way_after_a_while,
+    a_branch_that_fades_in,
+]
+
+
+@pytest.mark.parametrize("forward", LATER)
 def test_what_a_call_leaves_behind_decides_about_the_next(forward: Forward) -> None:
-    model, same = (network(forward, previous=None, calls=[]) for _ in range(2))
+    model, same = (
+        network(forward, previous=None, calls=[], count=0, counts={"calls": 0}) for _ in range(2)
+    )
     x = batch(9)
     condition_(model, batch())
     assert not model.calls
     assert model.previous is None
-    for _ in range(2):
+    assert model.count == model.counts["calls"] == 0
+    for _ in range(8):
         torch.testing.assert_close(model(x), same(x))
+
+
+def a_row_per_call(self: Any, x: Tensor) -> Tensor:
+    self.count += 1
+    return self.b(torch.relu(self.a(x + [0.1, 0.2, 0.3][self.count])))
+
+
+def test_a_number_that_cannot_go_on_for_ever() -> None:
+    assert find_symmetry(network(a_row_per_call, count=0), batch()).num_units == 8
 
 
 def a_table_made_once(self: Any, x: Tensor) -> Tensor:

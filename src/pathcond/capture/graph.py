@@ -183,12 +183,17 @@ class _Capture:
         self._replace = False
 
     def all(self) -> list[Graph]:
-        """The first graph, then those under other draws."""
+        """The first graph, then those under other draws, and of later calls."""
         graphs = [self.first()]
         if self.drawn:
             graphs += [self.again(plan) for plan in plans(self.drawn)]
-        if graphs[0].remembers:
-            graphs.append(self.again(Plan(), second=True))
+        for calls in graphs[0].again_after:
+            try:
+                graphs.append(self.again(Plan(), calls=calls))
+            except Exception as error:
+                # Numbers that are set on may be some that the model can never have.
+                if calls == 1 or isinstance(error, UnsupportedModelError):
+                    raise
         return graphs
 
     def first(self) -> Graph:
@@ -234,9 +239,9 @@ class _Capture:
         runs = (small or holders) and not any(tensor.is_meta for tensor in owned)
         return ("run", "export", "trace") if runs else ("export", "trace")
 
-    def again(self, plan: Plan, *, second: bool = False) -> Graph:
-        """The graph under other draws, or of a second call, the same way as the first one."""
-        return self._follow(self._way, plan, replace=self._replace, second=second)
+    def again(self, plan: Plan, *, calls: int = 0) -> Graph:
+        """The graph under other draws, or after some calls, the same way as the first one."""
+        return self._follow(self._way, plan, replace=self._replace, calls=calls)
 
     def _try(self, way: Way, *, replace: bool) -> tuple[Graph | None, Exception | None]:
         self._way = way
@@ -247,15 +252,15 @@ class _Capture:
         except Exception as error:
             return None, error
 
-    def _follow(self, way: Way, plan: Plan, *, replace: bool, second: bool = False) -> Graph:
+    def _follow(self, way: Way, plan: Plan, *, replace: bool, calls: int = 0) -> Graph:
         """Once more, with all tensors that there are, where the model uses one that is unknown."""
         try:
-            return self._run(way, plan, replace=replace, second=second)
+            return self._run(way, plan, replace=replace, calls=calls)
         except UnknownTensorError:
             self._existing = all_tensors()
-        return self._run(way, plan, replace=replace, second=second)
+        return self._run(way, plan, replace=replace, calls=calls)
 
-    def _run(self, way: Way, plan: Plan, *, replace: bool, second: bool) -> Graph:
+    def _run(self, way: Way, plan: Plan, *, replace: bool, calls: int) -> Graph:
         model, training = self.model, self.training
         # Ctrl-C waits: an export that is stopped half way leaves torch unable to export anything
         # else.
@@ -268,7 +273,7 @@ class _Capture:
             from_everywhere = GlobalDraws(plan)
             scalars = ScalarDraws(plan, replace=replace)
             args, kwargs = self._call(way)
-            watch = self._new_watch(way) if not second else None
+            watch = self._new_watch(way) if not calls else None
             try:
                 if way == "export":
                     draws = _both(scalars, watch or contextlib.nullcontext())
@@ -284,7 +289,7 @@ class _Capture:
                         existing=self._existing,
                         gradients=way == "run",
                         call=watch.call if watch is not None else None,
-                        second=second,
+                        calls=calls,
                     )
             finally:
                 self._torch_draws = scalars.count

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -127,41 +127,25 @@ def _put_back(saved: Iterable[tuple[dict[str, Any], str, Tensor]]) -> None:
 
 
 @contextlib.contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
+def attributes_kept(model: nn.Module) -> Iterator[Attributes]:
     """Bring back what forward assigns to its modules, and what it writes into containers, objects
     and tensors that are their attributes or lie inside of these: they would keep tensors of copies,
     or of a trial run. Caches of methods are emptied. To be used inside ``uninterrupted``.
 
     Yields:
-        A function that says whether there is something to bring back.
+        What there was, beside which changes can be told.
 
     Raises:
         HiddenError: It makes parameters, of which nobody knows yet what they will be.
     """
-    modules = list(model.modules())
-    saved = [(m, dict(vars(m)), [dict(vars(m)[table]) for table in TABLES]) for m in modules]
-    held = _Held(
-        value
-        for _, attributes, _ in saved
-        for name, value in attributes.items()
-        if name not in OF_EVERY_MODULE
-    )
-    caches = [(cache, cache.cache_info()) for cache in _list_caches(modules)]
+    before = Attributes(model)
+    caches = [(cache, cache.cache_info()) for cache in _list_caches(before.modules)]
     made: list[str] = []
-
-    def has_changed() -> bool:
-        assigned = any(not _holds(vars(m), attributes) for m, attributes, _ in saved)
-        return assigned or held.has_changed()
-
     try:
-        yield has_changed
-        made = _list_new_parameters(model, [(module, before[0]) for module, _, before in saved])
+        yield before
+        made = _list_new_parameters(model, before)
     finally:
-        for module, attributes, before in saved:
-            _bring_back(vars(module), attributes)
-            for table, content in zip(TABLES, before, strict=True):
-                _bring_back(vars(module)[table], content)
-        held.bring_back()
+        before.bring_back()
         for cache, info in caches:
             if cache.cache_info() != info:
                 cache.cache_clear()
@@ -170,6 +154,60 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
             f"its first call makes parameters ({', '.join(made[:3])}): call it once on a batch, "
             "then condition it"
         )
+
+
+class Attributes:
+    """The attributes of a model's modules as they were, and what these hold."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = list(model.modules())
+        self.own = [(vars(module), dict(vars(module))) for module in self.modules]
+        self.tables = [
+            (vars(module)[table], dict(vars(module)[table]))
+            for module in self.modules
+            for table in TABLES
+        ]
+        self._held = _Held(
+            value
+            for _, before in self.own
+            for name, value in before.items()
+            if name not in OF_EVERY_MODULE
+        )
+
+    def have_changed(self) -> bool:
+        return any(not _holds(*each) for each in self.own) or self._held.has_changed()
+
+    def count_on(self, times: int) -> bool:
+        """Let whole numbers that were counted up go on by as much again, so many times.
+
+        Returns:
+            Whether there are any.
+        """
+        counted = [
+            (now, key, now[key] - before)
+            for now, content in (*self.own, *self._held.contents)
+            for key, before in _items(content)
+            if type(before) is int and type(_look_up(now, key)) is int and now[key] > before
+        ]
+        for now, key, by in counted:
+            now[key] += times * by
+        return bool(counted)
+
+    def bring_back(self) -> None:
+        for now, before in (*self.own, *self.tables):
+            _bring_back(now, before)
+        self._held.bring_back()
+
+
+def _items(content: Any) -> Iterable[tuple[Any, Any]]:
+    return content.items() if isinstance(content, dict) else enumerate(content)
+
+
+def _look_up(value: Any, key: Any) -> Any:
+    """An entry of a dict or list; None where there is none, or no entries by number."""
+    if isinstance(value, dict):
+        return value.get(key)
+    return value[key] if isinstance(value, list) and key < len(value) else None
 
 
 class _Held:
@@ -254,16 +292,14 @@ def _list_caches(modules: Iterable[nn.Module]) -> list[Any]:
     ]
 
 
-def _list_new_parameters(
-    model: nn.Module, before: Iterable[tuple[nn.Module, Mapping[str, nn.Parameter | None]]]
-) -> list[str]:
+def _list_new_parameters(model: nn.Module, before: Attributes) -> list[str]:
     """Names of parameters under which there was nothing before."""
-    known = dict(before)
+    known = {id(table): content for table, content in before.tables}
     return [
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
         for name, parameter in module._parameters.items()
-        if parameter is not None and known.get(module, {}).get(name) is None
+        if parameter is not None and known.get(id(module._parameters), {}).get(name) is None
     ]
 
 

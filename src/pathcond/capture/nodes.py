@@ -122,8 +122,8 @@ class Graph:
         cached: Outputs that are returned inside a cache, for the model's own next call; they are
             kept, and no paths end there.
         outlet: What becomes of the outputs, in words that follow "this unit".
-        remembers: Whether the call has changed attributes of modules, so that the next one may go
-            another way.
+        again_after: After how many calls another one may go another way, because attributes of
+            modules have changed.
     """
 
     nodes: tuple[Node, ...]
@@ -134,7 +134,7 @@ class Graph:
     called: frozenset[str] = frozenset()
     cached: frozenset[Node] = frozenset()
     outlet: str = "is an output of the model"
-    remembers: bool = False
+    again_after: tuple[int, ...] = ()
 
 
 def alive(nodes: list[Node], outputs: list[Any]) -> tuple[Node, ...]:

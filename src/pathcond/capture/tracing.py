@@ -25,6 +25,8 @@ from .modes import Calls, Conversions
 from .nodes import Graph, Node, alive, called_parameters
 from .trace import Trace, UnknownTensorError, tensors_in
 
+MANY = 1 << 20  # calls, after which what fades in or out has done so
+
 
 def trace_graph(
     model: nn.Module,
@@ -36,7 +38,7 @@ def trace_graph(
     existing: Mapping[int, Tensor] | None = None,
     gradients: bool = False,
     call: Callable[..., Any] | None = None,
-    second: bool = False,
+    calls: int = 0,
 ) -> Graph:
     """Run one call and note what it computes; the model is bit for bit what it was.
 
@@ -51,8 +53,8 @@ def trace_graph(
         gradients: Whether autograd may be on, as in training. Without it, models may write into
             their parameters.
         call: Calls the model, given it and its arguments.
-        second: Whether to note the second of two calls, which finds what the first one has left in
-            attributes.
+        calls: How many calls went before, which have left something in attributes. One is made;
+            for the others, whole numbers that it has counted up are set on.
 
     Raises:
         UnknownTensorError: There are such tensors, and ``existing`` is not given.
@@ -77,10 +79,11 @@ def trace_graph(
     forget = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept)
     grad_mode = forget if gradients else torch.no_grad()
     tensors = {**copies, **buffers}
-    with attributes_kept(model) as has_changed, replaced(model, tensors), grad_mode:
-        if second:
+    with attributes_kept(model) as before, replaced(model, tensors), grad_mode:
+        if calls:
             first_args, first_kwargs = tree_map(_clone, unwritten)
             model(*first_args, **first_kwargs)
+            before.count_on(calls - 1)
             trace.existing = all_tensors()
         with enable_python_dispatcher(), Calls(trace), Conversions(trace), draws, _written_out():
             result = call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)
@@ -93,7 +96,7 @@ def trace_graph(
         trace.note_reassigned(model)
         trace.note_kept(model)
         trace.hold(t for t in tensors_in((args, kwargs), but=own) if id(t) not in given)
-        remembers = has_changed()
+        changed, counted = before.have_changed(), before.count_on(0)
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
     trace.refuse_changing_buffers()
@@ -111,7 +114,7 @@ def trace_graph(
         varying=frozenset(trace.varying),
         called=called_parameters(trace.nodes),
         cached=frozenset(cached),
-        remembers=remembers,
+        again_after=(1,) * changed + (MANY,) * counted,
     )
 
 
