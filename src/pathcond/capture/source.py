@@ -26,15 +26,16 @@ def parse(source: str) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
-def functions_of(code: CodeType) -> list[Function]:
+@functools.lru_cache(maxsize=4096)
+def functions_of(code: CodeType) -> tuple[Function, ...]:
     """The functions of a file that some code may be: more than one where lambdas share a line, none
     where the file cannot be read.
     """
-    return [
+    return tuple(
         function
         for function in _functions(parse(source_of(code)))
         if _first_line(function) == code.co_firstlineno and _name(function) == code.co_name
-    ]
+    )
 
 
 def _functions(tree: ast.Module) -> Iterator[Function]:
