@@ -3,6 +3,7 @@ of its own.
 """
 
 import copy
+import gc
 import re
 from collections.abc import Callable
 from functools import partial
@@ -818,6 +819,21 @@ def test_a_module_that_is_handed_to_an_opaque_one() -> None:
 
     outer = Calls(lambda self, x: self.inner(x, self.block), inner=Inner(), block=Block())
     assert keeps_its_function(outer.double()) == 0
+
+
+def test_what_the_garbage_collector_calls_is_not_the_modules_code() -> None:
+    def collecting(phase: str, details: dict[str, int]) -> None:
+        exec("seen = phase", {"phase": phase})  # code whose source cannot be read
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(collecting)
+    gc.set_threshold(1)
+    try:
+        assert keeps_its_function(opaque(CALLS["or not"], block=Block())) == 4
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collecting)
 
 
 def runs_on_rows(self: Any, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ modules read themselves.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -166,11 +167,16 @@ class _Watch(TorchDispatchMode):
             if at_work and not frame.f_globals.get("__name__", "").startswith(NOT_THEIRS):
                 self.recording.executed.setdefault(self.stack[-1], set()).add(frame.f_code)
 
+        # What the garbage collector calls would count as theirs.
+        collects = gc.isenabled()
+        gc.disable()
         sys.setprofile(profile)
         try:
             yield
         finally:
             sys.setprofile(before)
+            if collects:
+                gc.enable()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         called_by_opaque = bool(self.stack) and self.stack[-1] in self.opaque
