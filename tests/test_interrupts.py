@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -36,6 +36,14 @@ WATCHED = (PACKAGE, contextlib.__file__, torch.autograd.grad_mode.__file__)
 WAYS_OUT = (contextlib.__file__, interrupts.__file__, isolation.__file__)
 # A call after an interrupted one may show a few steps less, and end before it is stopped.
 LOSES_STEPS = sys.version_info >= (3, 12)
+
+
+@pytest.fixture(autouse=True)
+def _heeds_ctrl_c() -> Iterator[None]:
+    """Processes that a shell starts in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Interrupt:
