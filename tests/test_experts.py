@@ -5,6 +5,7 @@ of its own.
 import copy
 import gc
 import re
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -621,7 +622,13 @@ def run_up_in(self: Any, block: Any, x: Tensor) -> Tensor:
     return block.up(x)[:, :3]  # type: ignore[no-any-return]
 
 
+@torch.no_grad()
+def spoil(self: Any) -> None:
+    self.block.hard = True
+
+
 METHODS: dict[str, Any] = {
+    "spoil": spoil,
     "note": note,
     "count": lambda self, x: int(x.abs().mean()),
     "run_block": run_block,
@@ -723,6 +730,12 @@ def exchanges_a_part(self: Any, x: Tensor) -> Tensor:
     return self.block(x)  # type: ignore[no-any-return]
 
 
+def spoils_it(self: Any, x: Tensor) -> Tensor:
+    if is_far(x):
+        self.spoil()
+    return self.block(x)  # type: ignore[no-any-return]
+
+
 def hooks_a_part(self: Any, x: Tensor) -> Tensor:
     if not is_far(x):
         return self.block(x)  # type: ignore[no-any-return]
@@ -762,6 +775,7 @@ REACHES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], dict]]
         lambda block: {"state": block.state},
     ),
     "another part": (exchanges_a_part, nothing),
+    "a method that is decorated": (spoils_it, nothing),
     "a hook": (hooks_a_part, nothing),
     "a copy": (exchanges_it_in_a_copy, nothing),
     "another method": (
@@ -819,6 +833,14 @@ def test_a_module_that_is_handed_to_an_opaque_one() -> None:
 
     outer = Calls(lambda self, x: self.inner(x, self.block), inner=Inner(), block=Block())
     assert keeps_its_function(outer.double()) == 0
+
+
+def test_a_weak_proxy_of_something_that_is_gone() -> None:
+    model = opaque(CALLS["or not"], block=Block())
+    trainer = type("Trainer", (), {})()
+    model.trainer = weakref.proxy(trainer)  # as Lightning does
+    del trainer
+    assert pathcond.find_symmetry(model, 0.3 * torch.randn(16, 3).double()).num_units == 4
 
 
 def test_what_the_garbage_collector_calls_is_not_the_modules_code() -> None:

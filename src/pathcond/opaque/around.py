@@ -369,7 +369,7 @@ def _children(
             reached.update(module.modules())
             caller = _caller(module, recordings)
             children.append(Child(name=paths[module], module=module, inputs=inputs, caller=caller))
-            why = _why_frozen(module, paths[module], of_module, recordings, around)
+            why = _why_frozen(module, of_module, recordings, around)
             if why:
                 reason = f"belongs to a module that is called by {caller}; on other inputs, {why}"
                 frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
@@ -403,7 +403,6 @@ def _within_reach(module: nn.Module) -> Iterator[nn.Module]:
 
 def _why_frozen(
     child: nn.Module,
-    path: str,
     calls: Sequence[Call],
     recordings: Sequence[Recording],
     around: Iterable[nn.Module],
@@ -413,7 +412,7 @@ def _why_frozen(
     """
     if not all(takes_tensors_alone(child, call.args, call.kwargs) for call in calls):
         return "it may be called with other arguments, for it takes more than tensors"
-    if _may_be_reached_into(child, path, recordings):
+    if _may_be_reached_into(child, recordings):
         return "that code may read, change or call its parts"
     holder = parts_held_elsewhere(child, around)
     if holder is not None:
@@ -439,7 +438,7 @@ def _names_of(module: nn.Module, names: Mapping[int, str], *, recurse: bool) -> 
     return tuple(names[id(tensor)] for tensor in tensors)
 
 
-def _may_be_reached_into(child: nn.Module, path: str, recordings: Sequence[Recording]) -> bool:
+def _may_be_reached_into(child: nn.Module, recordings: Sequence[Recording]) -> bool:
     """Whether an opaque module around this one may, on other inputs, read or call what is inside
     it.
     """

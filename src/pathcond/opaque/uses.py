@@ -8,13 +8,14 @@ it is passed to. Every use but a call that is not known to be harmless counts as
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Collection, Iterable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from ..capture.contents import PLAIN
+from ..capture.contents import PLAIN, parts_of
 from ..capture.source import Function, functions_of
 
 # What an expression may be: nothing to do with the module; a module around it, or a container of
@@ -89,7 +90,7 @@ class _Place:
             for name, value in vars(part).items()
             if type(value) in PLAIN
         }
-        self.functions = {n for n, v in vars(caller).items() if isinstance(v, FunctionType)}
+        self.functions = {n for n, v in vars(caller).items() if type(v) is FunctionType}
 
     def below(self, name: str | None) -> int:
         """What a module around the one in question has under a name, or a number."""
@@ -335,20 +336,32 @@ def _is_looked_up(node: ast.AST, names: Collection[str]) -> bool:
 
 def methods_of(module: nn.Module) -> set[CodeType]:
     """The code of all functions that a module has as its own, but for those of torch: methods,
-    properties, functions in attributes.
+    properties, functions in attributes, and what decorators have put something around.
     """
     kinds = [k for k in type(module).__mro__ if not k.__module__.startswith(("torch.", "builtins"))]
-    held = [vars(kind) for kind in kinds] + [vars(module)]
+    held = [*map(vars, kinds), vars(module)]
     values = (value for each in held for name, value in each.items() if name != "__init__")
-    functions = map(_function_of, values)
-    return {function.__code__ for function in functions if isinstance(function, FunctionType)}
+    return {function.__code__ for value in values for function in _functions_behind(value)}
 
 
-def _function_of(value: Any) -> Any:
-    """The function behind a property, a method of a class, or a method that caches."""
-    for name in ("fget", "func", "__func__", "__wrapped__"):
-        value = getattr(value, name, value) if not isinstance(value, FunctionType) else value
-    return value
+def _functions_behind(value: Any) -> list[FunctionType]:
+    """The functions that make a property, a method of a class or a decorated function."""
+    found: list[FunctionType] = []
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        kind = type(part)
+        if kind is FunctionType and part not in found:
+            found.append(part)
+            inside = [cell for cell in parts_of(part) if type(cell) is FunctionType]
+            waiting += [*inside, getattr(part, "__wrapped__", None)]
+        elif kind is property:
+            waiting += [part.fget, part.fset, part.fdel]
+        elif kind in (functools.partial, functools.cached_property):
+            waiting.append(part.func)
+        elif kind in (classmethod, staticmethod, MethodType, functools._lru_cache_wrapper):
+            waiting.append(getattr(part, "__func__", None) or getattr(part, "__wrapped__", None))
+    return found
 
 
 def _greatest(kinds: Elements) -> int:
