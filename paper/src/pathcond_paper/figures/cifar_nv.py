@@ -28,7 +28,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
 from ..published import SINCE
-from ..sweep.selection import match_runs, mean, seeds_of, settings_of, spread, where
+from ..sweep.selection import match_runs, mean, seeds_at_rates, seeds_of, settings_of, spread, where
 from ..training.methods import AT_OTHER_RATES, METHODS, OURS, RATE, tell_coinciding, tell_each
 from ..training.training import Settings, epochs_to, train_jobs
 
@@ -224,10 +224,10 @@ def _drawing(rows: Sequence[Row], variant: Variant) -> Drawing:
         for method in METHODS
         if (found := where(rows, method=method))
     }
+    bands = "bands are deviations over seeds" if len(settings_of(rows, "seed")) > 1 else "one seed"
     drawing.set_label(
         f"{label}, CIFAR-NV {variant.name}, learning rate {rate:g}: training loss, training and "
-        f"test accuracy, smoothed; bands are deviations over seeds."
-        + tell_coinciding(losses, COINCIDE)
+        f"test accuracy, smoothed; {bands}." + tell_coinciding(losses, COINCIDE)
     )
     return drawing
 
@@ -463,12 +463,18 @@ def _gains(rows: Sequence[Row], method: str) -> dict[float, float]:
 
 
 def _told(rows: Sequence[Row], method: str) -> str:
-    """The same as text, with seeds."""
-    return ", ".join(
-        f"{gain:+.1f} at {rate:g} "
-        f"({seeds_of(match_runs(where(rows, learning_rate=rate), 'baseline', method))})"
-        for rate, gain in _gains(rows, method).items()
-    )
+    """The same as text."""
+    return ", ".join(f"{gain:+.1f} at {rate:g}" for rate, gain in _gains(rows, method).items())
+
+
+def _told_seeds(rows: Sequence[Row]) -> str:
+    """Over how many seeds each method is compared with the baseline, by learning rate."""
+
+    def seeds(method: str) -> str:
+        found = seeds_at_rates(rows, "baseline", method)
+        return f"has {found}" if found else ""
+
+    return f"{tell_each(('paper', *OURS), seeds)}."
 
 
 def _rates(rows: Sequence[Row], variant: Variant) -> Claim:
@@ -487,6 +493,7 @@ def _rates(rows: Sequence[Row], variant: Variant) -> Claim:
         text,
         max(low) > max(0, *high),
         f"{_told(rows, 'paper')} points of best test accuracy above the baseline.",
+        _told_seeds(rows),
         bound=f"it is greater at a rate up to {RATE:g} than at every larger one",
         ours=tell_each(OURS, lambda method: _told(rows, method)),
     )
@@ -505,6 +512,7 @@ def _converges(rows: Sequence[Row], variant: Variant) -> Claim:
         text,
         abs(gains[highest]) < abs(gains[RATE]) / 2,
         f"{_told(rows, 'paper')} points of best test accuracy above the baseline.",
+        _told_seeds(rows),
         bound=f"the distance at {highest:g} is less than half of that at {RATE:g}",
         ours=tell_each(OURS, lambda method: _told(rows, method)),
     )

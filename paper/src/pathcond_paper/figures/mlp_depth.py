@@ -20,7 +20,7 @@ from pathcond.rows import Job, Result, Row
 
 from ..figure import Claim, Place, Preset, Progress
 from ..published import SINCE
-from ..sweep.selection import match_runs, mean, seeds_of, settings_of, spread, where
+from ..sweep.selection import match_runs, mean, seeds_at_rates, seeds_of, settings_of, spread, where
 from ..training.methods import (
     AT_OTHER_RATES,
     METHODS,
@@ -475,10 +475,7 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
     )
     if not low or not high:
         return [Claim.not_run(text) for text in (small, large, falls, never)]
-    seeds = ", ".join(
-        f"{seeds_of(match_runs(where(rows, learning_rate=rate), 'baseline', 'paper'))} at {rate:g}"
-        for rate in gains
-    )
+    seeds = seeds_at_rates(rows, "baseline", "paper")
     told = f"{_points(gains)} points of training accuracy beside the baseline."
     details = f"Means over epochs and depths; {seeds}."
     others = tell_each(OURS, lambda method: _points(gains_by(rows, "learning_rate", method)))

@@ -99,6 +99,16 @@ def seeds_of(pairs: Iterable[Sequence[Row]]) -> str:
     return f"{count} seed{'s' * (count != 1)}"
 
 
+def seeds_at_rates(rows: Iterable[Row], *methods: str) -> str:
+    """Over how many seeds these methods are compared at each learning rate."""
+    pairs = match_runs(rows, *methods)
+    by_rate = {
+        rate: [pair for pair in pairs if pair[0].job["learning_rate"] == rate]
+        for rate in settings_of((pair[0] for pair in pairs), "learning_rate")
+    }
+    return ", ".join(f"{seeds_of(found)} at {rate:g}" for rate, found in by_rate.items())
+
+
 def mean(values: Sequence[float]) -> float:
     """NaN of nothing; infinite if one is."""
     return math.fsum(values) / len(values) if values else math.nan
