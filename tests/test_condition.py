@@ -24,6 +24,7 @@ from pathcond import (
     CoordinateDescent,
     Criterion,
     Curvature,
+    EnergyRangeError,
     ENorm,
     PathKernel,
     RescalingError,
@@ -482,6 +483,24 @@ def test_enorm_through_condition(caplog: pytest.LogCaptureFixture) -> None:
         report = condition_(model, x, solver=ENorm(cycles=None), normalization="paper")
     assert report.objective_after <= report.objective_before
     assert report.output_change_eval < 1e-9
+
+
+def test_the_default_does_not_need_path_energies_in_the_range_of_float64() -> None:
+    """Only the report shows diag(G) then, and does without it."""
+    layers = [part for _ in range(24) for part in (nn.Linear(8, 8), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        for weight in (p for p in model.parameters() if p.dim() > 1):
+            weight.mul_(1e-9)
+    x = torch.randn(4, 8).double()
+    with pytest.raises(EnergyRangeError, match="underflows float64"):
+        condition_(copy.deepcopy(model), x, criterion=pathcond.PathKernel())
+    undescribed = condition_(copy.deepcopy(model), x, describe=False)
+    report = condition_(model, x)
+    assert torch.equal(report.log_scales, undescribed.log_scales)
+    assert report.log_scales.abs().max() > 0.1
+    assert report.diagonal == ()
+    assert "diag G" not in str(report)
 
 
 def test_the_report_counts_the_units_at_a_bound() -> None:

@@ -424,15 +424,30 @@ def _measure(
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
     """Entries of diag(G) for the report, and what the criterion is given."""
     if needed == "reads" and describe and calibrate:
-        return measure_both(model, sample, approximate=approximate, keep=take_entries)
+        entries, reads = measure_both(model, sample, approximate=approximate, keep=take_entries)
+        return _in_range(entries), reads
     measure = partial(path_energy, model, sample, calibrate=calibrate, approximate=approximate)
     if needed == "diagonal":
         g = measure().diagonal
         return {name: take_entries(values) for name, values in g.items()} if describe else {}, g
-    entries = measure(keep=take_entries).diagonal if describe else {}
+    entries = {}
+    if describe:  # a criterion that does not need diag(G) is not refused for its range
+        entries = _in_range(measure(refuse_out_of_range=False, keep=take_entries).diagonal)
     if needed == "reads":
         return entries, measure_reads(model, sample, approximate=approximate)
     return entries, {}
+
+
+def _in_range(entries: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What was sampled of diag(G), or nothing where that leaves the range of float64."""
+    if not entries:
+        return entries
+    taken = torch.cat(list(entries.values()))
+    least = torch.where(taken == 0, torch.inf, taken).min()
+    if bool(taken.isfinite().all()) and float(least) >= torch.finfo(torch.float64).tiny:
+        return entries
+    logger.info("diag(G) leaves the range of float64: the report does not show it.")
+    return {}
 
 
 def _pose(

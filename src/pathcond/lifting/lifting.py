@@ -281,6 +281,7 @@ def path_energy(
     calibrate: bool = True,
     approximate: bool = False,
     diagonal: bool = True,
+    refuse_out_of_range: bool = True,
     keep: Callable[[Tensor], Tensor] = lambda g: g,
     walk: MakeWalk = lambda received: EnergyPass,
 ) -> PathEnergy:
@@ -291,6 +292,9 @@ def path_energy(
         sample: From ``capture_sample``.
         p, calibrate, approximate: As in ``path_norm``.
         diagonal: Whether to compute the gradient.
+        refuse_out_of_range: Whether energies outside the range of float64 are an error. Otherwise
+            they are returned as they come: infinite, not a number, or zero. To tell underflow from
+            other zeros may take a second pass, which False saves.
         keep: What to keep of the gradient of a parameter; a few entries, where all of them together
             would take more memory than the model. Of several graphs, what is kept is summed up.
         walk: Makes the walk itself, given where gradients arrive; another one than ``EnergyPass``
@@ -299,7 +303,7 @@ def path_energy(
     energies = []
     for part in sample.all:
         lifting = Lifting(unwrap(model), part, calibrate=calibrate, approximate=approximate)
-        energies.append(_energy_of(lifting, p, diagonal, keep, walk))
+        energies.append(_energy_of(lifting, p, diagonal, refuse_out_of_range, keep, walk))
     total: dict[str, Tensor] = {}
     for energy in energies:
         for name, g in energy.diagonal.items():
@@ -311,6 +315,7 @@ def _energy_of(
     lifting: Lifting,
     p: float,
     diagonal: bool,
+    refuse_out_of_range: bool,
     keep: Callable[[Tensor], Tensor],
     walk: MakeWalk,
 ) -> PathEnergy:
@@ -336,20 +341,14 @@ def _energy_of(
     )
     walking = False
     norm = float(lifted.total.detach())
-    if not math.isfinite(norm):
-        lifting.explain_overflow(p)
-    assert norm >= 0, "energies are sums of products of powers"
-    if norm < TINY and float(lifting.run(p=0, support=True).total) > 0:
-        raise EnergyRangeError(
-            f"The path energy of the whole network underflows float64 (it is {norm:.3g}): its "
-            "weights are too small. "
-            "Initialise them at a usual scale."
-        )
+    if refuse_out_of_range:
+        lifting.refuse_total_out_of_range(norm, p)
     if not diagonal:
         return PathEnergy(norm=norm, diagonal={})
     if lifted.total.requires_grad:
         lifted.total.backward()
-    lifting.refuse_out_of_range(missing)
+    if refuse_out_of_range:
+        lifting.refuse_diagonal_out_of_range(missing)
     for name, parameter in lifting.trainable.items():
         if name not in kept:
             zeros = torch.zeros(parameter.shape, dtype=torch.float64, device=lifting.device)
@@ -527,6 +526,20 @@ class Lifting:
             except MissingValueError:
                 return make(True).run()
 
+    def refuse_total_out_of_range(self, norm: float, p: float) -> None:
+        """Refuse ‖Φ‖_p^p that is not finite, or zero although a path of nonzero weights leads
+        through the network.
+        """
+        if not math.isfinite(norm):
+            self.explain_overflow(p)
+        assert norm >= 0, "energies are sums of products of powers"
+        if norm < TINY and float(self.run(p=0, support=True).total) > 0:
+            raise EnergyRangeError(
+                f"The path energy of the whole network underflows float64 (it is {norm:.3g}): its "
+                "weights are too small. "
+                "Initialise them at a usual scale."
+            )
+
     def explain_overflow(self, p: float) -> None:
         """Find the first layer whose energy is not finite."""
         bad = unusable_weights(self.model)
@@ -555,7 +568,7 @@ class Lifting:
             "The path energy of the whole network overflows float64: its weights are too large."
         )
 
-    def refuse_out_of_range(self, missing: Mapping[str, Tensor]) -> None:
+    def refuse_diagonal_out_of_range(self, missing: Mapping[str, Tensor]) -> None:
         """Refuse a diagonal that is not finite, or zero although a path of nonzero weights leads
         through the parameter.
 

@@ -86,10 +86,18 @@ def measure_both(
     keep: Callable[[Tensor], Tensor] = lambda g: g,
 ) -> tuple[dict[str, Tensor], dict[str, Reads]]:
     """``diag_g``, or what is kept of it, and ``measure_reads``, with the values of the batch
-    computed once for both.
+    computed once for both. Energies that leave the range of float64 are no error here, for what
+    weights read does not depend on them.
     """
     reader = Reader()
-    energy = path_energy(model, sample, approximate=approximate, keep=keep, walk=reader.walk)
+    energy = path_energy(
+        model,
+        sample,
+        approximate=approximate,
+        refuse_out_of_range=False,
+        keep=keep,
+        walk=reader.walk,
+    )
     return energy.diagonal, reader.collect(sample)
 
 
