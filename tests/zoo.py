@@ -52,6 +52,8 @@ NORMALIZATIONS = ("absorb", "gain", "full", "paper")
 WITH_BATCH = (*NORMALIZATIONS, "batch")
 TIMM_MODELS = (Path(__file__).parent / "timm_models.txt").read_text().split()
 
+IMPORTED_ONCE = ["tests.torchvision_operators", "timm", "transformers", "torch.export", "pathcond"]
+
 # Convolutional nets of timm also run on small images, which keeps the collection quick; these do
 # not.
 NEEDS_NATIVE_SIZE = (
@@ -781,7 +783,10 @@ def main() -> int:
     # Workers that take more than one task each may wait for each other (gh-115634 of Python).
     jobs = max(1, min(options.jobs, len(todo)))
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    # forked from a process that has imported all that takes long, and has run nothing
+    context = get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         runs = [pool.submit(_examine_safely, name, options.device, threads) for name in todo]
         for run in as_completed(runs):
             result = run.result()

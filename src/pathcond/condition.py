@@ -246,7 +246,8 @@ def condition_(
 
     Raises:
         UnsupportedModelError: The model cannot be captured.
-        EnergyRangeError: Path energies leave the range of float64, or the curvature is not finite.
+        EnergyRangeError: Path energies that the criterion needs leave the range of float64, or the
+            curvature is not finite.
         RescalingError: The rescaling cannot be written, or would change the function, or the
             criterion has no minimum. The model is bit for bit what it was.
 
