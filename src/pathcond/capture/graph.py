@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,6 +53,8 @@ __all__ = [
     "unwrap",
     "walk_wrappers",
 ]
+
+logger = logging.getLogger("pathcond")
 
 # torch.export; a run on real values, with gradients as in training, or without
 Way = Literal["export", "run", "trace"]
@@ -187,13 +190,18 @@ class _Capture:
         graphs = [self.first()]
         if self.drawn:
             graphs += [self.again(plan) for plan in plans(self.drawn)]
-        for calls in graphs[0].again_after:
+        if not graphs[0].again_after:
+            return graphs
+        second = self.again(Plan(), calls=1)
+        graphs.append(second)
+        for calls in second.again_after:
             try:
                 graphs.append(self.again(Plan(), calls=calls))
+            except UnsupportedModelError:
+                raise
             except Exception as error:
                 # Numbers that are set on may be some that the model can never have.
-                if calls == 1 or isinstance(error, UnsupportedModelError):
-                    raise
+                logger.info("The model fails after %d calls: %s", calls, error)
         return graphs
 
     def first(self) -> Graph:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import numbers
 import operator
 import random
 import sys
@@ -38,6 +39,9 @@ HOLDING_NOTHING = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionTyp
 LEVELS = 5  # of containers and objects in each other
 MANY = 10_000  # such things
 LARGE = 2**22  # numbers in a tensor that lies inside of something
+# A number of calls after which what fades in or out has done so. The second call from it on finds a
+# counter at 1,008,000, a multiple of 1000, of 128 and of 63.
+LATE = 1_007_999
 
 
 @contextlib.contextmanager
@@ -173,25 +177,48 @@ class Attributes:
             for name, value in before.items()
             if name not in OF_EVERY_MODULE
         )
+        self._marked: dict[tuple[int, Any], int] = {}
 
     def have_changed(self) -> bool:
-        return any(not _holds(*each) for each in self.own) or self._held.has_changed()
+        return (
+            any(not _holds(*each) for each in self.own)
+            or any(_has_others(*each) for each in self.tables)
+            or self._held.has_changed()
+        )
 
-    def count_on(self, times: int) -> bool:
-        """Let whole numbers that were counted up go on by as much again, so many times.
+    def mark(self) -> None:
+        """Remember the whole numbers that have changed so far."""
+        self._marked = {(id(now), key): now[key] for now, key, _ in self._changed_numbers()}
 
-        Returns:
-            Whether there are any.
+    def have_counted(self) -> bool:
+        """Whether whole numbers that had changed before the mark have changed since: forward counts
+        in them.
         """
-        counted = [
-            (now, key, now[key] - before)
-            for now, content in (*self.own, *self._held.contents)
-            for key, before in _items(content)
-            if type(before) is int and type(_look_up(now, key)) is int and now[key] > before
-        ]
-        for now, key, by in counted:
-            now[key] += times * by
-        return bool(counted)
+        return any(
+            now[key] != self._marked.get((id(now), key), now[key])
+            for now, key, _ in self._changed_numbers()
+        )
+
+    def count_on(self, calls: int) -> None:
+        """Set what forward counts to where it is after so many calls, of which one was made.
+
+        From ``LATE`` on, what is counted up is set to about that number itself: not every number of
+        calls is tried, and this one is a multiple of what models count in.
+        """
+        for now, key, start in list(self._changed_numbers()):
+            by = now[key] - start
+            to_number = calls >= LATE and by > 0 and start < LATE
+            turns = -((start - calls) // by) if to_number else calls
+            now[key] += (turns - 1) * by
+
+    def _changed_numbers(self) -> Iterator[tuple[Any, Any, int]]:
+        """Where there are other whole numbers than there were, and those; 0 where nothing was."""
+        for now, content in (*self.own, *self._held.contents):
+            for key, value in _items(now):
+                before = _look_up(content, key)
+                start = 0 if before is None else before
+                if _is_whole(value) and _is_whole(start) and value != start:
+                    yield now, key, start
 
     def bring_back(self) -> None:
         for now, before in (*self.own, *self.tables):
@@ -199,8 +226,27 @@ class Attributes:
         self._held.bring_back()
 
 
+def _has_others(table: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether a table of modules or tensors has other names, or something in place of nothing, or
+    another module. The tensors themselves are exchanged while a model is tried.
+    """
+    return table.keys() != before.keys() or any(
+        (table[name] is None) != (value is None)
+        or (isinstance(value, nn.Module) and table[name] is not value)
+        for name, value in before.items()
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    # by its type: a weak proxy of something gone says nothing of itself
+    kind = type(value)
+    return issubclass(kind, numbers.Integral) and kind is not bool
+
+
 def _items(content: Any) -> Iterable[tuple[Any, Any]]:
-    return content.items() if isinstance(content, dict) else enumerate(content)
+    if isinstance(content, dict):
+        return content.items()
+    return enumerate(content) if isinstance(content, list) else ()
 
 
 def _look_up(value: Any, key: Any) -> Any:

@@ -318,6 +318,12 @@ class Trace:
             for name, value in vars(module).items()
             if name not in TABLES and not _is_empty(value)
         ]
+        # Buffers that were none before, or not there; others are written as ``copy_`` does.
+        kept += [
+            buffer
+            for name, buffer in model.named_buffers(remove_duplicate=False)
+            if name not in self._copies
+        ]
         kept += [vars(tensor) for tensor in self._copies.values()]
         kept += ALL_HOOKS
         known = {id(module) for module in modules}

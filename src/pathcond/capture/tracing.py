@@ -19,13 +19,15 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from ..errors import HiddenError, UnsupportedModelError
 from ..trees import tree_map
-from .isolation import attributes_kept, isolated, replaced, weights_kept
+from .isolation import LATE, attributes_kept, isolated, replaced, weights_kept
 from .models import returned_leaves
 from .modes import Calls, Conversions
 from .nodes import Graph, Node, alive, called_parameters
 from .trace import Trace, UnknownTensorError, tensors_in
 
-MANY = 1 << 20  # calls, after which what fades in or out has done so
+# Calls after which a model that counts them may go another way: the first ones, which a short
+# period or warm-up decides about, and late ones, around a multiple of longer periods.
+COUNTED = (*range(2, 9), *range(LATE, LATE + 4))
 
 
 def trace_graph(
@@ -54,7 +56,7 @@ def trace_graph(
             their parameters.
         call: Calls the model, given it and its arguments.
         calls: How many calls went before, which have left something in attributes. One is made;
-            for the others, whole numbers that it has counted up are set on.
+            for the others, whole numbers that it has counted are set on.
 
     Raises:
         UnknownTensorError: There are such tensors, and ``existing`` is not given.
@@ -83,7 +85,8 @@ def trace_graph(
         if calls:
             first_args, first_kwargs = tree_map(_clone, unwritten)
             model(*first_args, **first_kwargs)
-            before.count_on(calls - 1)
+            before.mark()
+            before.count_on(calls)
             trace.existing = all_tensors()
         with enable_python_dispatcher(), Calls(trace), Conversions(trace), draws, _written_out():
             result = call(model, *args, **kwargs) if call is not None else model(*args, **kwargs)
@@ -96,7 +99,11 @@ def trace_graph(
         trace.note_reassigned(model)
         trace.note_kept(model)
         trace.hold(t for t in tensors_in((args, kwargs), but=own) if id(t) not in given)
-        changed, counted = before.have_changed(), before.count_on(0)
+        again_after: tuple[int, ...] = ()
+        if calls == 0 and before.have_changed():
+            again_after = (1,)
+        elif calls == 1 and before.have_counted():
+            again_after = COUNTED
     if trace.decided_by and not training:
         trace.written |= _buffers_written_in_train_mode(model, *unwritten)
     trace.refuse_changing_buffers()
@@ -114,7 +121,7 @@ def trace_graph(
         varying=frozenset(trace.varying),
         called=called_parameters(trace.nodes),
         cached=frozenset(cached),
-        again_after=(1,) * changed + (MANY,) * counted,
+        again_after=again_after,
     )
 
 
