@@ -83,16 +83,26 @@ def _objects(modules: Iterable[nn.Module]) -> set[int]:
 
 
 def parts_held_elsewhere(child: nn.Module, holders: Iterable[nn.Module]) -> nn.Module | None:
-    """The first of some modules that has a part of a module in an attribute of its own: a list of
-    layers, a method of one.
+    """The first of some modules that has a part of a module, or what is around it, in an attribute
+    of its own: a list of layers, a method of one, an object that knows the module to which it
+    belongs.
     """
     inside = {id(part) for part in (*child.modules(), *child.parameters(), *child.buffers())}
     own = set(child.modules())
-    others = (holder for holder in holders if holder not in own)
+    others = [holder for holder in holders if holder not in own]
+    inside |= {id(module) for holder in others for module in _between(holder, child)}
     return next(
         (holder for holder in others if not inside.isdisjoint(map(id, _held_aside(holder, own)))),
         None,
     )
+
+
+def _between(holder: nn.Module, child: nn.Module) -> Iterator[nn.Module]:
+    """A module that holds another one, and the modules on the way to that."""
+    for name, module in holder.named_modules(remove_duplicate=False):
+        if module is child:
+            parts = name.split(".")
+            yield from (holder.get_submodule(".".join(parts[:i])) for i in range(len(parts)))
 
 
 def _held_aside(holder: nn.Module, others: Iterable[nn.Module]) -> Iterator[Any]:

@@ -10,7 +10,17 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Collection, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    WrapperDescriptorType,
+)
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -37,6 +47,13 @@ WRITING = frozenset(
     "__setitem__ __setattr__".split()
 )
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+# Members of a class whose functions are known, and those that are not written in Python.
+KNOWN_MEMBERS = (
+    *(FunctionType, MethodType, property, classmethod, staticmethod, functools.partial),
+    *(functools.partialmethod, functools.cached_property, functools.singledispatchmethod),
+    *(functools._lru_cache_wrapper, BuiltinFunctionType, MemberDescriptorType),
+    *(GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType),
+)
 
 
 def only_calls(caller: nn.Module, child: nn.Module, codes: Iterable[CodeType]) -> bool:
@@ -48,7 +65,7 @@ def only_calls(caller: nn.Module, child: nn.Module, codes: Iterable[CodeType]) -
         child: The module in question.
         codes: All code that the caller may run.
     """
-    if child not in set(caller.modules()):
+    if child not in set(caller.modules()) or _has_other_members(caller):
         return False
     place = _Place(caller, child)
     methods = methods_of(caller)
@@ -112,6 +129,8 @@ class _Uses:
         decorators = [] if isinstance(function, ast.Lambda) else function.decorator_list
         self.is_static = any(getattr(each, "id", "") == "staticmethod" for each in decorators)
         self.known: dict[str, int] = {}
+        # whether the parts of what may be the module itself are given names
+        self.takes_apart = False
         body = function.body if isinstance(function.body, list) else [function.body]
         self.inside = [pair for part in body for pair in _with_outer(part, function)]
 
@@ -135,6 +154,7 @@ class _Uses:
 
     def _bind(self, target: ast.expr, kinds: Elements) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
+            self.takes_apart |= kinds == ITSELF
             several = kinds if isinstance(kinds, list) else [kinds] * len(target.elts)
             if len(several) != len(target.elts) or any(
                 isinstance(part, ast.Starred) for part in target.elts
@@ -262,12 +282,16 @@ class _Uses:
         """Whether something else than a call is done with what may be the module, or a global is
         set, by which it may go.
         """
-        return any(isinstance(node, ast.Global) for node, _ in self.inside) or any(
-            not self._is_harmless(node, outer)
-            for node, outer in self.inside
-            if isinstance(node, ast.expr)
-            and not isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
-            and self._kind(node)
+        return (
+            self.takes_apart
+            or any(isinstance(node, ast.Global) for node, _ in self.inside)
+            or any(
+                not self._is_harmless(node, outer)
+                for node, outer in self.inside
+                if isinstance(node, ast.expr)
+                and not isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+                and self._kind(node)
+            )
         )
 
     def _is_harmless(self, node: ast.expr, outer: ast.AST) -> bool:
@@ -277,6 +301,8 @@ class _Uses:
             return outer.func is node or self._may_be_given(node, outer)
         if isinstance(outer, ast.Attribute):
             return not itself or self._is_plain(outer)
+        if isinstance(outer, ast.Starred):
+            return not itself
         if isinstance(outer, (ast.Subscript, ast.For, ast.AsyncFor, ast.comprehension)):
             return not itself and not (isinstance(outer, ast.Subscript) and outer.slice is node)
         if isinstance(outer, ast.Assign):
@@ -291,9 +317,9 @@ class _Uses:
 
     def _may_be_given(self, node: ast.expr, call: ast.Call) -> bool:
         """Whether something may be given to what is called, whose code is read too."""
-        if isinstance(call.func, ast.Name) and call.func.id in PASSES_ON | HARMLESS:
+        if isinstance(call.func, ast.Name) and call.func.id in HARMLESS:
             return True
-        if isinstance(call.func, ast.Name) and call.func.id == "getattr":
+        if isinstance(call.func, ast.Name) and call.func.id in (*PASSES_ON, "getattr"):
             return self._kind(node) == AROUND
         return any(part is node for _, _, part in self._handed_over(call))
 
@@ -338,10 +364,28 @@ def methods_of(module: nn.Module) -> set[CodeType]:
     """The code of all functions that a module has as its own, but for those of torch: methods,
     properties, functions in attributes, and what decorators have put something around.
     """
-    kinds = [k for k in type(module).__mro__ if not k.__module__.startswith(("torch.", "builtins"))]
-    held = [*map(vars, kinds), vars(module)]
+    held = [*map(vars, _own_kinds(module)), vars(module)]
     values = (value for each in held for name, value in each.items() if name != "__init__")
     return {function.__code__ for value in values for function in _functions_behind(value)}
+
+
+def _has_other_members(module: nn.Module) -> bool:
+    """Whether a class has members whose code is not known: descriptors of one's own, and objects
+    that can be called.
+    """
+    return any(
+        (callable(value) or hasattr(type(value), "__get__"))
+        and type(value) not in KNOWN_MEMBERS
+        and not isinstance(value, type)
+        and type(value).__module__ not in ("types", "typing")  # ``list[int]``
+        for kind in _own_kinds(module)
+        for value in vars(kind).values()
+    )
+
+
+def _own_kinds(module: nn.Module) -> list[type]:
+    """The classes of a module that are not torch's."""
+    return [k for k in type(module).__mro__ if not k.__module__.startswith(("torch.", "builtins"))]
 
 
 def _functions_behind(value: Any) -> list[FunctionType]:
@@ -357,8 +401,10 @@ def _functions_behind(value: Any) -> list[FunctionType]:
             waiting += [*inside, getattr(part, "__wrapped__", None)]
         elif kind is property:
             waiting += [part.fget, part.fset, part.fdel]
-        elif kind in (functools.partial, functools.cached_property):
+        elif kind in (functools.partial, functools.partialmethod, functools.cached_property):
             waiting.append(part.func)
+        elif kind is functools.singledispatchmethod:
+            waiting += [part.func, *part.dispatcher.registry.values()]
         elif kind in (classmethod, staticmethod, MethodType, functools._lru_cache_wrapper):
             waiting.append(getattr(part, "__func__", None) or getattr(part, "__wrapped__", None))
     return found
