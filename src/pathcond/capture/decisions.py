@@ -251,9 +251,10 @@ def is_check(frame: FrameType) -> bool:
         return False
     outer: FrameType | None = frame
     while outer is not None and not is_own(outer):
-        library = is_library(outer.f_code.co_filename)
-        if not library and outer.f_lineno in _caught_lines(_source_of(outer)):
-            return False
+        if not is_library(outer.f_code.co_filename):
+            source = _source_of(outer)
+            if not source or outer.f_lineno in _caught_lines(source):
+                return False
         outer = outer.f_back
     return True
 

@@ -5,16 +5,56 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import re
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
+
+# Names that need not stand in the source: of arguments of comprehensions, and what a class has.
+UNWRITTEN = re.compile(r"\.|__\w+__$")
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def source_of(code: CodeType, namespace: dict[str, Any] | None = None) -> str:
-    """The file that some code is from, as text; empty if it cannot be read."""
-    return "".join(linecache.getlines(code.co_filename, namespace))
+    """The file that some code is from, as text; empty if it cannot be read, or if it says something
+    else by now: it may have been edited since it was imported.
+    """
+    source = "".join(linecache.getlines(code.co_filename, namespace))
+    return source if _fits(code, source) else ""
+
+
+def line_of(frame: FrameType) -> str:
+    """The line that a frame is at; empty if it cannot be read."""
+    lines = source_of(frame.f_code, frame.f_globals).splitlines()
+    return lines[frame.f_lineno - 1] if frame.f_lineno <= len(lines) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _fits(code: CodeType, source: str) -> bool:
+    """Whether all names that some code reads are found on its lines.
+
+    Names of tools that write into code while it is imported, as pytest does, have signs that no
+    name has: then there is nothing to compare.
+    """
+    names = [*code.co_names, *code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
+    if any(name.startswith("@") for name in names):
+        return True
+    last = max((line for *_, line in code.co_lines() if line), default=code.co_firstlineno)
+    lines = source.splitlines()[code.co_firstlineno - 1 : last]
+    if len(lines) <= last - code.co_firstlineno:
+        return False
+    text = "\n".join(lines)
+    return all(_as_written(name) in text for name in names if not UNWRITTEN.match(name))
+
+
+def _as_written(name: str) -> str:
+    """A name as it stands in the source: of a private one, the compiled code has the class too.
+
+    >>> _as_written("_Net__scale")
+    '__scale'
+    """
+    return name[name.index("__") :] if re.match(r"_[^_]\w*?__", name) else name
 
 
 @functools.lru_cache(maxsize=64)
