@@ -261,15 +261,87 @@ def tanh_for_each_row_beyond_a_great_length() -> Program:
 
 
 @program
+def tanh_behind_the_first_turn_of_a_loop() -> Program:
+    """The example has room for one window, and a second one meets what the first has left."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        for start in range(0, x.shape[1], 500):
+            part = h[:, start : start + 500]
+            parts.append(part + 1 if parts else part)
+        return torch.cat(parts, 1)
+
+    return Program(block(meets))
+
+
+def all_but_the_first(cut: Callable[[Tensor], Any]) -> Program:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        first, *others = cut(h)
+        return torch.cat([first, *(part.tanh() for part in others)], 1)
+
+    return Program(block(meets))
+
+
+@program
+def tanh_for_all_pieces_but_the_first() -> Program:
+    return all_but_the_first(lambda h: h.split(500, 1))
+
+
+def folded(h: Tensor) -> Tensor:
+    """(batch, length, width) -> (batch, windows, 16, width)."""
+    return F.pad(h, (0, 0, 0, -h.shape[1] % 16)).unflatten(1, (-1, 16))
+
+
+@program
+def tanh_for_all_windows_but_the_first() -> Program:
+    return all_but_the_first(lambda h: folded(h).unbind(1))
+
+
+@program
+def tanh_for_the_second_half_of_windows() -> Program:
+    return all_but_the_first(lambda h: folded(h).chunk(2, 1))
+
+
+@program
+def moved_back_further_than_the_example_is_long() -> Program:
+    """``h`` is cut off, and zeros alone are left."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        moved = torch.cat([h.new_zeros(len(h), 16, WIDTH), h], 1)[:, :-16]
+        return h * (1 + moved.tanh())
+
+    return Program(block(meets))
+
+
+@program
+def one_is_added_behind_a_range_of_positions() -> Program:
+    """What is added is made of the length, and zero for short inputs."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1], dtype=h.dtype)
+        return h + (at - 14).clamp(min=0)[:, None]
+
+    return Program(block(meets))
+
+
+@program
 def tanh_at_lengths_of_a_set() -> Program:
     return Program(block(lambda self, h, x: h.tanh() if x.shape[1] in {11, 13} else h))
 
 
 @program
 def tanh_at_lengths_of_a_set_of_its_own() -> Program:
-    """Too long to be tried, and what a set says cannot be inverted."""
+    """What a set says cannot be inverted: an input of such a length is tried."""
     model = block(lambda self, h, x: h.tanh() if x.shape[1] in self.special else h)
     model.special = {11, 1000}
+    return Program(model)
+
+
+@program
+def tanh_at_great_lengths_of_a_set_of_its_own() -> Program:
+    """Too long to be tried."""
+    model = block(lambda self, h, x: h.tanh() if x.shape[1] in self.special else h)
+    model.special = {11, 1_000_000}
     return Program(model, units=INNER)
 
 
@@ -317,7 +389,8 @@ def complain() -> None:
 def inputs_of_all_sizes() -> list[Tensor]:
     lengths = [torch.randn(6, length, 3, dtype=torch.float64) for length in range(1, 21)]
     batches = [torch.randn(batch, 8, 3, dtype=torch.float64) for batch in range(1, 11)]
-    both = [torch.randn(7, 12, 3, dtype=torch.float64), torch.randn(1, 13, 3, dtype=torch.float64)]
+    sizes = [(7, 12, 3), (1, 13, 3), (1, 600, 3)]
+    both = [torch.randn(shape, dtype=torch.float64) for shape in sizes]
     return [*lengths, *batches, *both]
 
 

@@ -7,7 +7,7 @@ import gc
 import re
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod, singledispatchmethod
 from typing import Any
 
 import pytest
@@ -627,6 +627,23 @@ def spoil(self: Any) -> None:
     self.block.hard = True
 
 
+class Owned:
+    """Knows the module to which it belongs."""
+
+    def __init__(self, owner: nn.Module | None = None) -> None:
+        self.owner = owner
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.owner.block.up(x)[:, :3]  # type: ignore[union-attr, no-any-return, operator]
+
+
+class OfItsOwn:
+    """A descriptor, whose code is not followed."""
+
+    def __get__(self, owner: Any, kind: type) -> Callable[[Tensor], Tensor]:
+        return Owned(owner)
+
+
 METHODS: dict[str, Any] = {
     "spoil": spoil,
     "note": note,
@@ -634,6 +651,9 @@ METHODS: dict[str, Any] = {
     "run_block": run_block,
     "run_up_in": run_up_in,
     "first": property(lambda self: self.block),
+    "partial_up": partialmethod(lambda self, block, x: block.up(x)[:, :3]),
+    "dispatched_up": singledispatchmethod(lambda self, x: self.block.up(x)[:, :3]),
+    "reach": OfItsOwn(),
 }
 
 
@@ -762,6 +782,26 @@ def walks_a_list(self: Any, x: Tensor) -> Tensor:
     return x
 
 
+def takes_the_first_part(self: Any, x: Tensor) -> Tensor:
+    if not is_far(x):
+        return self.stack(x)  # type: ignore[no-any-return]
+    first, *_ = self.stack
+    return first(x)[:, :3]  # type: ignore[no-any-return]
+
+
+def takes_one_of_two_parts(self: Any, x: Tensor) -> Tensor:
+    first, _ = self.stack
+    return first(x)[:, :3] if is_far(x) else self.stack(x)  # type: ignore[no-any-return]
+
+
+def hands_over_its_parts(self: Any, x: Tensor) -> Tensor:
+    return run_first(*self.stack, x=x) if is_far(x) else self.stack(x)
+
+
+def run_first(first: nn.Module, *_: nn.Module, x: Tensor) -> Tensor:
+    return first(x)[:, :3]  # type: ignore[no-any-return]
+
+
 def nothing(block: nn.Module) -> dict[str, Any]:
     return {}
 
@@ -812,6 +852,15 @@ REACHES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], dict]]
         lambda self, x: self.first.encode(x)[:, :3] if is_far(x) else self.block(x),
         nothing,
     ),
+    "a method with some arguments": (
+        lambda self, x: self.partial_up(self.block, x) if is_far(x) else self.block(x),
+        nothing,
+    ),
+    "a method that depends on types": (
+        lambda self, x: self.dispatched_up(x) if is_far(x) else self.block(x),
+        nothing,
+    ),
+    "a descriptor": (lambda self, x: self.reach(x) if is_far(x) else self.block(x), nothing),
     "a name that is computed": (
         lambda self, x: getattr(self.block, "u" + "p")(x)[:, :3] if is_far(x) else self.block(x),
         nothing,
@@ -824,6 +873,24 @@ def test_what_an_opaque_module_may_do_to_a_module_that_it_calls(name: str) -> No
     forward, parts = REACHES[name]
     block = Block()
     assert keeps_its_function(opaque(forward, block=block, **parts(block))) == 0
+
+
+@pytest.mark.parametrize(
+    "forward", [takes_the_first_part, takes_one_of_two_parts, hands_over_its_parts]
+)
+def test_a_container_that_is_taken_apart(forward: Callable[[Any, Tensor], Tensor]) -> None:
+    stack = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 3)))
+    assert keeps_its_function(opaque(forward, stack=stack)) == 0
+
+
+def test_an_object_that_knows_the_module_around_it() -> None:
+    model = opaque(
+        lambda self, x: self.helper(x) if is_far(x) else self.block(x),
+        block=Block(),
+        helper=Owned(),
+    )
+    model.helper.owner = model
+    assert keeps_its_function(model) == 0
 
 
 def test_a_module_that_is_handed_to_an_opaque_one() -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +179,50 @@ def test_checks_after_which_the_model_goes_on(forward: Forward) -> None:
     torch.testing.assert_close(model(far), before)
 
 
+def raising(self: Any, x: Tensor) -> Tensor:
+    if x.abs().max() > 10:
+        raise ValueError("out of range")
+    return self.b(torch.relu(self.a(x)))
+
+
+WITHOUT_SOURCE = """
+def lenient(forward):
+    def wrapped(self, x):
+        try:
+            return forward(self, x)
+        except ValueError:
+            return self.b(self.a(x).tanh())
+    return wrapped
+"""
+
+
+def test_an_exception_that_code_without_source_may_catch() -> None:
+    namespace: dict[str, Any] = {}
+    exec(WITHOUT_SOURCE, namespace)
+    model, far = network(namespace["lenient"](raising)), batch(9, 20.0)
+    before = model(far)
+    with contextlib.suppress(UnsupportedModelError):
+        condition_(model, batch())
+    torch.testing.assert_close(model(far), before)
+
+
+IMPORTED = """
+def forward(self, x):
+    h = self.a(x).relu()
+    if x.abs().max() > 10:
+        h = h.tanh()
+    return self.b(h)
+"""
+
+
+def test_a_file_that_was_edited_after_it_was_imported(tmp_path: Path) -> None:
+    """What it says now is not what the model does: there, the branch is a check."""
+    file, namespace = tmp_path / "edited.py", {}
+    exec(compile(IMPORTED, str(file), "exec"), namespace)
+    file.write_text(IMPORTED.replace("h = h.tanh()", "raise ValueError"))
+    assert find_symmetry(network(namespace["forward"]), batch()).num_units == 0
+
+
 def checked(self: Any, x: Tensor) -> Tensor:
     try:
         if x.abs().max() > 10:
@@ -227,26 +273,110 @@ def a_branch_that_fades_in(self: Any, x: Tensor) -> Tensor:
     return self.b(h + (1.0 if self.counts["calls"] > 5 else 0.0))
 
 
+def another_way_every_third_call(self: Any, x: Tensor) -> Tensor:
+    self.count += 1
+    h = torch.relu(self.a(x))
+    return self.b(h if self.count % 3 else torch.tanh(h))
+
+
+def another_way_when_counted_down(self: Any, x: Tensor) -> Tensor:
+    self.left -= 1
+    h = torch.relu(self.a(x))
+    return self.b(torch.tanh(h) if self.left == 0 else h)
+
+
+def another_way_by_a_number_that_was_none(self: Any, x: Tensor) -> Tensor:
+    self.previous = 1 if self.previous is None else self.previous + 1
+    h = torch.relu(self.a(x))
+    return self.b(torch.tanh(h) if self.previous == 4 else h)
+
+
+def another_way_by_a_new_entry(self: Any, x: Tensor) -> Tensor:
+    self.counts["new"] = self.counts.get("new", 0) + 1
+    h = torch.relu(self.a(x))
+    return self.b(torch.tanh(h) if self.counts["new"] == 5 else h)
+
+
+def another_way_by_a_counter(self: Any, x: Tensor) -> Tensor:
+    self.counter["calls"] += 1
+    h = torch.relu(self.a(x))
+    return self.b(torch.tanh(h) if self.counter["calls"] == 6 else h)
+
+
+def another_way_by_an_integer_of_numpy(self: Any, x: Tensor) -> Tensor:
+    self.small = self.small + np.int64(1)
+    h = torch.relu(self.a(x))
+    return self.b(torch.tanh(h) if self.small > 6 else h)
+
+
 LATER = [
     another_way_once_called,
     another_way_once_listed,
     another_way_after_a_while,
     a_branch_that_fades_in,
+    another_way_every_third_call,
+    another_way_when_counted_down,
+    another_way_by_a_number_that_was_none,
+    another_way_by_a_new_entry,
+    another_way_by_a_counter,
+    another_way_by_an_integer_of_numpy,
 ]
+
+
+def with_attributes(forward: Forward) -> nn.Module:
+    plain = {"previous": None, "count": 0, "left": 5, "small": np.int64(0)}
+    return network(forward, calls=[], counts={"calls": 0}, counter=Counter(), **plain)
 
 
 @pytest.mark.parametrize("forward", LATER)
 def test_what_a_call_leaves_behind_decides_about_the_next(forward: Forward) -> None:
-    model, same = (
-        network(forward, previous=None, calls=[], count=0, counts={"calls": 0}) for _ in range(2)
-    )
+    model, same = with_attributes(forward), with_attributes(forward)
     x = batch(9)
     condition_(model, batch())
     assert not model.calls
+    assert not model.counter
     assert model.previous is None
-    assert model.count == model.counts["calls"] == 0
+    assert model.counts == {"calls": 0}
+    assert model.count == model.small == 0
+    assert model.left == 5
     for _ in range(8):
         torch.testing.assert_close(model(x), same(x))
+
+
+@pytest.mark.parametrize("period", [63, 100, 128, 1000])
+def test_another_way_at_every_so_many_calls(period: int) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.count += 1
+        h = torch.relu(self.a(x))
+        return self.b(h if self.count % period else torch.tanh(h))
+
+    assert find_symmetry(network(forward, count=0), batch()).num_units == 0
+
+
+def kept_in_a_buffer(self: Any, x: Tensor) -> Tensor:
+    h = torch.relu(self.a(x))
+    self.memory = h.detach().mean(0)
+    return self.b(h)
+
+
+def registered_at_the_first_call(self: Any, x: Tensor) -> Tensor:
+    h = torch.relu(self.a(x))
+    if not hasattr(self, "first"):
+        self.register_buffer("first", h.detach().mean(0))
+    return self.b(h + self.first)
+
+
+@pytest.mark.parametrize("forward", [kept_in_a_buffer, registered_at_the_first_call])
+def test_what_forward_keeps_in_new_buffers(forward: Forward) -> None:
+    model, same = network(forward), network(forward)
+    for each in (model, same):
+        each.register_buffer("memory", None)
+    x = batch(9)
+    condition_(model, batch())
+    assert dict(model.named_buffers()) == {}
+    for _ in range(3):
+        torch.testing.assert_close(model(x), same(x))
+        torch.testing.assert_close(dict(model.named_buffers()), dict(same.named_buffers()))
 
 
 def a_row_per_call(self: Any, x: Tensor) -> Tensor:

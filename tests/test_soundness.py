@@ -557,6 +557,24 @@ def test_a_state_of_zeros_in_a_buffer_may_change() -> None:
     assert output_change(before, outputs(model, x, training=False)) < 1e-12
 
 
+def test_statistics_that_are_not_saved_with_the_model() -> None:
+    """Who loads the state into a model of the same class has the statistics from before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    norm = model[1]
+    for name in ("running_mean", "running_var"):
+        norm.register_buffer(name, getattr(norm, name), persistent=False)
+    other = copy.deepcopy(model).eval()
+    x = torch.randn(8, 3).double()
+    expected = other(x)
+    symmetry = pathcond.find_symmetry(model, x)
+    assert symmetry.num_units == 4  # the gain and bias with the last layer
+    assert any("persistent=False" in pinned.reason for pinned in symmetry.pinned)
+    pathcond.condition_(model, x)
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(x), expected)
+
+
 # -- train mode that goes a way of its own ---------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import CodeType, FrameType
@@ -55,6 +55,7 @@ from .size_numbers import (
     running,
     watched_len,
 )
+from .source import line_of
 
 # What returns sizes of a tensor.
 SIZES = frozenset(
@@ -68,6 +69,12 @@ INDEXING = ("__getitem__", "__setitem__")
 CUTTING = frozenset(
     ("split", "split_with_sizes", "tensor_split", "chunk", "narrow", "hsplit", "vsplit", "dsplit")
 )
+# What makes as many pieces as an axis is long, or has room for; its arguments behind the tensor.
+COUNT_OF_PIECES = {
+    "split": ("split_size", "dim"),
+    "chunk": ("chunks", "dim"),
+    "unbind": ("dim",),
+}
 # Among the sources of a number: it is the size of a tensor that is as long as some values say, or
 # such a value itself.
 BY_VALUES = -1
@@ -98,6 +105,8 @@ PASSING_ON = frozenset(
 # Instructions that test a value; all others that compare (a look-up in a dict, say) decide nothing.
 TESTS = ("COMPARE_OP", "CONTAINS_OP", "POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
 TESTING_CALL = re.compile(r"\b(bool|any|all|min|max|eq|ne)\s*\(")
+# Among the parts of a place: whether a loop has several turns there, or a tensor several pieces.
+SEVERAL = 1 << 20
 PREPARING = 4  # bytes between PRECALL and CALL
 # A test that is inverted in a loop may never end it.
 MAX_INVERTED = 1000
@@ -359,7 +368,7 @@ class Watch(TorchFunctionMode):
         which axes have one element, where those are dropped.
         """
         name = getattr(func, "__name__", "")
-        if name not in (*CUTTING, *INDEXING, "squeeze"):
+        if name not in (*CUTTING, *INDEXING, "squeeze", "unbind"):
             return ()
         whole, *others = [*args, *(kwargs[key] for key in ("input", "dim") if key in kwargs)]
         with torch._C.DisableTorchFunction():
@@ -370,6 +379,8 @@ class Watch(TorchFunctionMode):
             dims = tree_leaves(others) or range(plain_len(sizes))
             dropped = [sizes[dim] for dim in dims] if sizes else []
             found = [((size, 1), frozenset([size]), size == 1) for size in dropped]
+        elif name == "unbind":
+            found = []
         else:
             cuts = (
                 _lengths_cut(sizes, args[1])
@@ -377,7 +388,11 @@ class Watch(TorchFunctionMode):
                 else [(n, frozenset(sizes)) for n in parts]
             )
             found = [((int(n > 0), 0), of, n > 0) for n, of in cuts if 0 not in sizes]
-        frame = _calling_frame() if found else None
+        several = _several_pieces(name, sizes, args, kwargs)
+        frame = _calling_frame() if found or several else None
+        if frame is not None and several is not None:
+            place = self._place(frame, form=hash((name, "pieces")))
+            self._note_several(place, several, frozenset(several[:1]))
         if frame is not None:
             for i, (operands, sources, outcome) in enumerate(found):
                 part = i if name != "squeeze" else -1
@@ -386,16 +401,31 @@ class Watch(TorchFunctionMode):
         return tuple(outcome for _, _, outcome in found)
 
     def note_loop(self, bounds: tuple[Any, ...], turns: range, frame: FrameType) -> range:
-        """Note whether a loop has any turns, and say which it has."""
+        """Note whether a loop has any turns, and more than one, and say which it has: what one
+        turn leaves behind the next may read.
+        """
         if is_library(frame.f_code.co_filename) or is_own(frame):
             return turns
         form = hash(tuple(map(form_of, bounds)))
         place = self._place(frame, part=1, form=form)
         sources = frozenset().union(*(b.sources for b in bounds if is_watched(b)))
+        again = (turns.stop - turns.start, turns.step)
+        operands = again if turns.step > 0 else (-again[0], -again[1])
+        self._note_several(place, operands, sources)
         entered = plain_len(turns) != 0
         if self._note(place, (plain_len(turns), 0), sources, entered, numeric=True) == entered:
             return turns
         return plain_range(turns.start, turns.start + turns.step, turns.step)
+
+    def _note_several(
+        self, place: Place, operands: tuple[float, float], sources: frozenset[int]
+    ) -> None:
+        """Note whether one number is above another, so that there are several turns or pieces. A
+        second one cannot be put in place: nobody knows what it would hold.
+        """
+        several = operands[0] > operands[1]
+        place = replace(place, part=SEVERAL)
+        self._note(place, operands, sources, several, numeric=True, forcible=False)
 
     def note_lookup(self, number: Any, frame: FrameType) -> None:
         """Note the comparisons of a size with the numbers in a set."""
@@ -502,6 +532,19 @@ def list_by_values(watch: Watch) -> set[Decision]:
     return {d for d in watch.decisions if BY_VALUES in d.sources and d.place.part < 0}
 
 
+def _several_pieces(
+    name: str, sizes: Sequence[int], args: tuple, kwargs: dict[str, Any]
+) -> tuple[int, int] | None:
+    """The size of an axis and the length of its pieces, where the size says how many there are."""
+    if name not in COUNT_OF_PIECES or not sizes:
+        return None
+    given = dict(zip(COUNT_OF_PIECES[name], args[1:], strict=False)) | kwargs
+    count = next((given[key] for key in COUNT_OF_PIECES[name][:-1] if key in given), 1)
+    if type(count) is not int or (name == "chunk" and count < 2):
+        return None
+    return sizes[given.get("dim", 0)], count if name == "split" else 1
+
+
 def _lengths_cut(sizes: tuple[int, ...], index: Any) -> list[tuple[int, frozenset[int]]]:
     """How many elements are left along each axis that is cut by a slice, and of how many."""
     indices = index if isinstance(index, tuple) else (index,)
@@ -557,7 +600,7 @@ def _kind_of_test(frame: FrameType, orders: bool) -> str | None:
     instruction = _instruction(frame.f_code, _at(frame))
     if instruction.startswith(TESTS):
         return "test"
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    line = line_of(frame)
     found = TESTING_CALL.search(line)
     if found is not None and found[1] in ("bool", "any", "all"):
         return "test"

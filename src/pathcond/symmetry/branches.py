@@ -355,8 +355,12 @@ class _Search:
         for axes in concerned:
             for crossing in self._crossings(decision, axes):
                 for step in (0, 1, -1):
-                    if _is_worth_trying(axes, sizes[axes], crossing + step):
-                        yield example, axes, crossing + step
+                    size = crossing + step
+                    # Where no outcome can be put in place, nothing but such a size shows the other.
+                    small = size * example.numel() <= sizes[axes] * LARGE
+                    alone = not decision.forcible and small and size > 0
+                    if alone or _is_worth_trying(axes, sizes[axes], size):
+                        yield example, axes, size
         for axes in concerned:
             size = sizes[axes]
             for other in dict.fromkeys((size + 1, size - 1, 1, 2, size + 2, 2 * size + 1)):
@@ -374,9 +378,11 @@ class _Search:
                 points.setdefault(axes.size_in(example), other.operands[0] - other.operands[1])
         if len(points) < 2:
             return []
-        (one, left), (two, right) = list(points.items())[:2]
-        if left == right:
+        (one, left), *others = points.items()
+        differing = [(size, gap) for size, gap in others if gap != left]
+        if not differing:
             return []
+        two, right = differing[0]
         crossing = one - left * (two - one) / (right - left)
         return (
             list(dict.fromkeys((math.floor(crossing), math.ceil(crossing))))

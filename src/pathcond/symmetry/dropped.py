@@ -5,12 +5,16 @@ Nothing holds the scale of a unit that reaches no output of any example. Another
 all the same, and then it must fit its neighbours, but what it will meet is not known. So such units
 keep their scale, and so does the rest of the parameters that feed them. A parameter that is read
 for such units alone counts as one that no example reads.
+
+The same goes for what a cut leaves nothing of but zeros: ``cat([zeros(16), h])[:-16]`` is h moved
+back by 16, and all zeros where h is no longer than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +30,10 @@ from ..rules.values import Scaling
 ELEMENTWISE = frozenset(
     "mul multiply div divide true_divide square sqrt rsqrt reciprocal pow".split()
 )
+
+CUTTING = frozenset(("slice", "narrow"))
+# A call of one program, on whatever example: its name, module and line.
+Call: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,39 @@ def hold_dropped(scales: Scales, used: Tensor) -> None:
     scales.equations.pin(
         dropped, by=output, reason="is dropped on the example, though another input may read it"
     )
+
+
+def find_cut_off(steps: Iterable[Step]) -> dict[Call, Tensor | None]:
+    """For every call that cuts a tensor, the labels of what it reads if it leaves zeros alone,
+    (n,); None if it leaves more, or nothing.
+    """
+    found: dict[Call, Tensor | None] = {}
+    for step in steps:
+        if step.node.op in CUTTING and step.results:
+            leaves_more = any(
+                0 in labels.shape or bool((labels.ids != ANY).any()) for labels in step.results
+            )
+            read = torch.cat([labels.ids.flatten().unique() for labels in step.operands])
+            call = (step.node.name, step.node.module, step.node.line)
+            found[call] = None if leaves_more else read
+    return found
+
+
+def hold_cut_off(scales: Scales, cuts: Sequence[Mapping[Call, Tensor | None]]) -> None:
+    """Keep the scale of units of which some call leaves nothing but zeros on all examples.
+
+    Args:
+        scales: After all captures were walked over.
+        cuts: From ``find_cut_off``, per graph.
+    """
+    shown = {call for each in cuts for call, labels in each.items() if labels is None}
+    for each in cuts:
+        for call, labels in each.items():
+            if labels is not None and call not in shown:
+                name, module, line = call
+                node = Node(name=name, op="slice", module=module, line=line)
+                reason = "is cut off on the example, which leaves zeros alone"
+                scales.equations.pin(labels, by=node, reason=reason)
 
 
 def _given_labels(scaling: Scaling) -> Tensor:

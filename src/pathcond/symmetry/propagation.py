@@ -29,7 +29,7 @@ from ..rules.table import NO_FAMILY, Column, Rule
 from ..rules.values import Known, Picked, UnknownNumber, Weight, is_zero
 from ..rules.walk import FORM_ERRORS, UNFORESEEN, Reading, Walk, follow_rule, reads_constant
 from ..trees import tree_leaves, tree_map
-from .dropped import Step, find_used
+from .dropped import Call, Step, find_cut_off, find_used
 from .unread import list_in_sight
 
 logger = logging.getLogger("pathcond")
@@ -37,6 +37,8 @@ logger = logging.getLogger("pathcond")
 STATISTICS = ("running_mean", "running_var")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
+# What is made of numbers alone, which may come from the sizes of the example.
+BY_SIZES = frozenset("arange linspace range tril triu tril_indices triu_indices".split())
 DRAWS = torch.Tag.nondeterministic_seeded
 IN_A_CACHE = "is returned in a cache (use_cache=False among the inputs leaves it out)"
 
@@ -85,6 +87,10 @@ class Propagation(Reading):
             scales.factors.freeze(name, "is read as a plain tensor too", by=scales.node)
         labels = [labels for output in returned for labels in _labels_in(walk.value(output))]
         return find_used(scales, self._steps, labels)
+
+    def find_cut_off(self) -> dict[Call, Tensor | None]:
+        """After the walk, what calls that cut a tensor leave nothing but zeros of."""
+        return find_cut_off(self._steps)
 
     def _pin_in_sight(self) -> None:
         """Fix what might meet a parameter, or a branch, that no example shows."""
@@ -301,7 +307,7 @@ class Propagation(Reading):
             )
         except Exception:  # an op that this build cannot run on CPU: no value, no scale
             return self._make_constant(node)
-        lasting = all(a.lasting for a in operands)
+        lasting = all(a.lasting for a in operands) and node.op not in BY_SIZES
         return tree_map(lambda r: Known(r, lasting=lasting) if isinstance(r, Tensor) else r, result)
 
     def _make_constant(self, node: Node) -> Any:

@@ -38,6 +38,7 @@ from ..memory import find_overlaps
 from ..numerics import exp
 from ..rules.equations import Cause, Equations, SolvedScales
 from ..rules.factors import UNSET, Factors
+from ..rules.families.normalization import WITH_STATISTICS
 from ..rules.labels import FIXED
 from ..rules.scales import Scales
 from ..rules.values import Scaling
@@ -45,7 +46,7 @@ from ..text import count_of
 from ..wrappers import unwrap
 from .bounds import EpsilonShares
 from .captures import Captured, capture_all, list_frozen_by_routing, list_parameters_read
-from .dropped import find_used_anywhere, hold_dropped, list_dropped
+from .dropped import Call, find_used_anywhere, hold_cut_off, hold_dropped, list_dropped
 from .held import list_excluded, list_frozen
 from .propagation import Propagation
 from .sizes import Example
@@ -315,6 +316,7 @@ def symmetry_of(
     scales = walked.scales
     scales.factors.settle_zero_reads()
     hold_dropped(scales, walked.used)
+    hold_cut_off(scales, walked.cuts)
     settle_unread_entries(scales, walked.reads)
     examples = tuple(capture.example for capture in captured)
     symmetry = _assemble(model, examples, frozen, scales, scales.equations.solve())
@@ -334,11 +336,13 @@ class _Walked:
         scales: All equations.
         reads: Per example, which entries of a parameter were read.
         used: Which labels an output depends on.
+        cuts: Per graph, what calls that cut a tensor leave nothing but zeros of.
     """
 
     scales: Scales
     reads: list[dict[str, Tensor]]
     used: Tensor
+    cuts: list[dict[Call, Tensor | None]]
 
     @classmethod
     def over(
@@ -346,14 +350,17 @@ class _Walked:
     ) -> _Walked:
         reads: list[dict[str, Tensor]] = []
         used: list[Tensor] = []
+        cuts: list[dict[Call, Tensor | None]] = []
         for capture in captured:
             entries: dict[str, Tensor] = {}
             for graph in capture.graphs:
-                used.append(Propagation(graph, scales, levels).run())
+                propagation = Propagation(graph, scales, levels)
+                used.append(propagation.run())
+                cuts.append(propagation.find_cut_off())
                 for name, mask in scales.factors.reads.items():
                     entries[name] = entries[name] | mask if name in entries else mask
             reads.append(entries)
-        return cls(scales, reads, find_used_anywhere(scales, used))
+        return cls(scales, reads, find_used_anywhere(scales, used), cuts)
 
 
 def _check_choice(choices: Any, **given: str) -> None:
@@ -402,7 +409,8 @@ def require_fitting(model: nn.Module, symmetry: Symmetry) -> None:
 
 
 def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
-    """Parameters that no rule may rescale: parametrized ones, and tensors that overlap in memory.
+    """Tensors that no rule may rescale: parametrized ones, statistics that are not saved with the
+    model, and tensors that overlap in memory.
 
     A weight norm is the one parametrization that has a rule.
     """
@@ -417,6 +425,15 @@ def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
             for name, _ in steps.named_parameters():
                 full = f"{prefix}.parametrizations.{tensor}.{name}".lstrip(".")
                 frozen[names[full]] = Cause(None, "is under torch.nn.utils.parametrize")
+    unsaved = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    frozen |= {
+        name: Cause(None, "is not saved with the model (persistent=False)")
+        for name in _statistics(graphs) & unsaved
+    }
     constants = {
         n.name: n.value
         for graph in graphs
@@ -434,6 +451,18 @@ def _untouchable(model: nn.Module, graphs: Iterable[Graph]) -> dict[str, Cause]:
             )
             frozen.setdefault(name, Cause(None, own))
     return frozen
+
+
+def _statistics(graphs: Iterable[Graph]) -> set[str]:
+    """Names of the buffers by which norms normalise."""
+    given = [
+        node.bound.get(name)
+        for graph in graphs
+        for node in graph.nodes
+        if node.op in WITH_STATISTICS
+        for name in ("running_mean", "running_var")
+    ]
+    return {node.name for node in given if isinstance(node, Node)}
 
 
 def _assemble(
