@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 import pathcond
 from pathcond import (
@@ -262,3 +263,27 @@ def test_tensors_that_are_resized_in_place() -> None:
     with pytest.raises(UnsupportedModelError, match="writes in place into memory that is shared"):
         condition_(model, x)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_named(layout: torch.layout) -> None:
+    batch = torch.nested.nested_tensor([torch.randn(5, 3), torch.randn(2, 3)], layout=layout)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(UnsupportedModelError, match="input 0 is nested: give dense tensors"):
+        condition_(model, batch)
+
+
+def test_a_packed_sequence_is_one_input() -> None:
+    def forward(self: Any, packed: PackedSequence) -> Tensor:
+        padded, _ = pad_packed_sequence(packed, batch_first=True)
+        return self.b(torch.relu(self.a(padded)))
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+    same = copy.deepcopy(model)
+    batch, other = (
+        pack_sequence([torch.randn(n, 3).double() for n in lengths])
+        for lengths in ((5, 3), (7, 6, 2, 1))
+    )
+    assert condition_(model, batch).num_units == 4
+    torch.testing.assert_close(model(other), same(other))

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed.sharding import is_sharded
@@ -37,8 +38,8 @@ Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 def as_call(example_inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
-    """Example inputs (Tensor, tuple, list or dict) as positional and keyword arguments of one
-    forward call.
+    """Example inputs (a tensor, packed sequence, tuple, list or dict) as positional and keyword
+    arguments of one forward call.
     """
     if example_inputs is None:
         raise UnsupportedModelError(
@@ -52,7 +53,7 @@ def as_call(example_inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
             "The example inputs hold a cache, into which the model writes: leave past_key_values "
             "out."
         )
-    if isinstance(example_inputs, Tensor):
+    if isinstance(example_inputs, (Tensor, PackedSequence)):  # the latter is a tuple, too
         return (example_inputs,), {}
     if isinstance(example_inputs, (tuple, list)):
         return tuple(example_inputs), {}

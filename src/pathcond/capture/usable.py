@@ -32,11 +32,11 @@ def require_usable(args: tuple, kwargs: dict[str, Any]) -> None:
     """
     named = _named_tensors(args, kwargs)
     found = [
-        f"{name} {tuple(tensor.shape)} is {_describe_kind(tensor)}: give dense tensors"
+        f"{name} is {_describe_kind(tensor)}: give dense tensors"
         for name, tensor in named.items()
         if not has_memory(local(tensor))
     ]
-    if named and not any(tensor.numel() for tensor in named.values()):
+    if not found and named and not any(tensor.numel() for tensor in named.values()):
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
         found.append(
             f"it is empty ({shapes}): give at least one sample, or two if the model has a BatchNorm"
