@@ -145,7 +145,7 @@ def relative_positions() -> Program:
         "a": nn.Linear(4, 3),
         "table": nn.Parameter(torch.randn(13, 3)),
     }
-    return Program(Calls(forward, **parts), tokens(4), [tokens(12), tokens(7)], units=7)
+    return Program(Calls(forward, **parts), tokens(4), [tokens(12), tokens(7)], units=4)
 
 
 @program

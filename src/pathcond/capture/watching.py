@@ -364,8 +364,8 @@ class Watch(TorchFunctionMode):
     def _note_pieces(
         self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any
     ) -> tuple[bool, ...]:
-        """Note which pieces of a tensor are not empty, as ``h[:, 10:]`` is of a short input, or
-        which axes have one element, where those are dropped.
+        """Note which pieces of a tensor are not empty, as ``h[:, 10:]`` is of a short input, and
+        whether there are several; or which axes have one element, where those are dropped.
         """
         name = getattr(func, "__name__", "")
         if name not in (*CUTTING, *INDEXING, "squeeze", "unbind"):
@@ -374,14 +374,12 @@ class Watch(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             sizes = tuple(whole.shape)
             parts = [p.numel() for p in tree_leaves(result) if isinstance(p, Tensor)]
-        found: list[tuple[tuple[int, int], frozenset[int], bool]]
+        found: list[tuple[tuple[int, int], frozenset[int], bool]] = []
         if name == "squeeze":
             dims = tree_leaves(others) or range(plain_len(sizes))
             dropped = [sizes[dim] for dim in dims] if sizes else []
             found = [((size, 1), frozenset([size]), size == 1) for size in dropped]
-        elif name == "unbind":
-            found = []
-        else:
+        elif name != "unbind":
             cuts = (
                 _lengths_cut(sizes, args[1])
                 if name in INDEXING

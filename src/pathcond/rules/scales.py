@@ -101,7 +101,8 @@ class Scales:
         if isinstance(value, Labels):
             return value
         if isinstance(value, Known):
-            return lb.of_value(value.value) if value.lasting else lb.constant(value.shape)
+            zeros_last = value.lasting and not value.sized
+            return lb.of_value(value.value) if zeros_last else lb.constant(value.shape)
         if isinstance(value, Weight):
             return self._weight_labels(value)
         if isinstance(value, Picked):
@@ -173,7 +174,7 @@ class Scales:
         # resolves -1
         shape = tuple(torch.empty(x.shape, device="meta").reshape(tuple(shape)).shape)
         if isinstance(x, Known):
-            return Known(x.value.reshape(shape), lasting=x.lasting)
+            return Known(x.value.reshape(shape), lasting=x.lasting, sized=x.sized)
         if isinstance(x, Weight):
             return replace(
                 x, shape=shape, index=None if x.index is None else x.index.reshape(shape)

@@ -52,11 +52,14 @@ class Known:
         buffer: Name, if it is a buffer itself.
         lasting: False for what comes from buffers and attributes of modules: a zero there may not
             stay one.
+        sized: True for what is made of numbers, which may come from the sizes of the example: a
+            zero there may be none at other sizes.
     """
 
     value: Tensor
     buffer: str | None = None
     lasting: bool = True
+    sized: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

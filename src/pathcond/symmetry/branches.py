@@ -37,6 +37,7 @@ MAX_TRIALS = 16
 LARGE = 2**16
 # The largest sizes to try, unless twice the example's is more.
 LONGEST = 64
+LONGEST_ALONE = 1024
 LARGEST_BATCH = 16
 
 
@@ -356,10 +357,10 @@ class _Search:
             for crossing in self._crossings(decision, axes):
                 for step in (0, 1, -1):
                     size = crossing + step
-                    # Where no outcome can be put in place, nothing but such a size shows the other.
                     small = size * example.numel() <= sizes[axes] * LARGE
-                    alone = not decision.forcible and small and size > 0
-                    if alone or _is_worth_trying(axes, sizes[axes], size):
+                    if _is_worth_trying(
+                        axes, sizes[axes], size, alone=not decision.forcible and small
+                    ):
                         yield example, axes, size
         for axes in concerned:
             size = sizes[axes]
@@ -430,8 +431,11 @@ def _is_raised_on_purpose(error: Exception) -> bool:
     return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
-def _is_worth_trying(axes: Axes, size: int, other: int) -> bool:
-    longest = max(LARGEST_BATCH if axes.batch else LONGEST, 2 * size + 1)
+def _is_worth_trying(axes: Axes, size: int, other: int, *, alone: bool = False) -> bool:
+    """Whether a size is small enough to be tried; where no outcome can be put in place, so that
+    it alone may show the other one, a larger one is.
+    """
+    longest = max(LARGEST_BATCH if axes.batch else LONGEST, 2 * size + 1, LONGEST_ALONE * alone)
     return 0 < other <= longest and other != size
 
 

@@ -307,8 +307,11 @@ class Propagation(Reading):
             )
         except Exception:  # an op that this build cannot run on CPU: no value, no scale
             return self._make_constant(node)
-        lasting = all(a.lasting for a in operands) and node.op not in BY_SIZES
-        return tree_map(lambda r: Known(r, lasting=lasting) if isinstance(r, Tensor) else r, result)
+        lasting = all(a.lasting for a in operands)
+        sized = node.op in BY_SIZES or any(a.sized for a in operands)
+        return tree_map(
+            lambda r: Known(r, lasting=lasting, sized=sized) if isinstance(r, Tensor) else r, result
+        )
 
     def _make_constant(self, node: Node) -> Any:
         if isinstance(node.shape, list):
@@ -324,8 +327,7 @@ class Propagation(Reading):
             self.scales.writers |= dict.fromkeys(self._walk.aliases.of(target), node)
             old = self._walk.values[target]
             if isinstance(old, Known) and isinstance(result, Known):
-                if not result.lasting:  # computed for real, on shared memory
-                    self._forget_zeros(target)
+                self._join(target, result)  # computed for real, on shared memory
                 continue
             if _same_labels(old, result):
                 continue
@@ -372,13 +374,19 @@ class Propagation(Reading):
             f"is written in place by {self.scales.node.op} into memory that is read elsewhere",
         )
 
-    def _forget_zeros(self, target: Node) -> None:
-        """What was written from a buffer may change later: its zeros are not for ever."""
+    def _join(self, target: Node, written: Known) -> None:
+        """What is written into known memory may not last: then its zeros do not either."""
+        if written.lasting and not written.sized:
+            return
+
+        def joined(value: Any) -> Any:
+            if not isinstance(value, Known):
+                return value
+            lasting, sized = value.lasting and written.lasting, value.sized or written.sized
+            return replace(value, lasting=lasting, sized=sized)
+
         for member in self._walk.aliases.of(target):
-            self._walk.values[member] = tree_map(
-                lambda v: replace(v, lasting=False) if isinstance(v, Known) else v,
-                self._walk.values[member],
-            )
+            self._walk.values[member] = tree_map(joined, self._walk.values[member])
 
 
 def _labels_in(value: Any) -> list[Labels]:
