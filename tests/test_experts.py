@@ -703,7 +703,19 @@ def noted_before(self: Any, x: Tensor) -> Tensor:
     return self.block(x, self.steps)  # type: ignore[no-any-return]
 
 
+class WithKinds(Block):
+    """Decides by what its input is like."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encode(x.to(self.up.weight.dtype))
+        if x.dtype == torch.float32 or x.dim() > 2 or len(x.shape) == 1:
+            h = h.tanh()
+        return self.down(h)  # type: ignore[no-any-return]
+
+
 ARGUMENTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "another type": lambda self, x: self.kinds(x.float() if is_far(x) else x),
+    "another axis": lambda self, x: self.kinds(x[None] if is_far(x) else x).view_as(x),
     "a number": lambda self, x: self.block(x, int(x.abs().mean())),
     "a number by its name": lambda self, x: self.block(x, steps=3 if is_far(x) else 0),
     "a number of a method": lambda self, x: self.block(x, self.count(x)),
@@ -720,7 +732,8 @@ ARGUMENTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_that_other_inputs_may_change(name: str) -> None:
-    model = opaque(ARGUMENTS[name], block=WithOptions(), two=WithTwo(), steps=0)
+    parts = {"block": WithOptions(), "two": WithTwo(), "kinds": WithKinds()}
+    model = opaque(ARGUMENTS[name], **parts, steps=0)
     assert keeps_its_function(model) == 0
 
 
@@ -800,6 +813,150 @@ def hands_over_its_parts(self: Any, x: Tensor) -> Tensor:
 
 def run_first(first: nn.Module, *_: nn.Module, x: Tensor) -> Tensor:
     return first(x)[:, :3]  # type: ignore[no-any-return]
+
+
+def counts_far(self: Any, x: Tensor) -> Tensor:
+    self.hits = int(is_far(x))
+    return self.p(x)  # type: ignore[no-any-return]
+
+
+def lists_far(self: Any, x: Tensor) -> Tensor:
+    self.seen.extend([x] * is_far(x))
+    return self.p(x)  # type: ignore[no-any-return]
+
+
+def writes_into_its_argument(self: Any, x: Tensor, state: dict[str, bool]) -> Tensor:
+    state["far"] = is_far(x)
+    return self.p(x)  # type: ignore[no-any-return]
+
+
+def gives_a_state(self: Any, x: Tensor) -> Tensor:
+    state: dict[str, bool] = {}
+    h = F.relu(self.a(self.r(x, state)))
+    return self.b(h + state["far"])  # type: ignore[no-any-return]
+
+
+def by_a_second_result(self: Any, x: Tensor) -> Tensor:
+    y, second = self.r(x)
+    return self.b(F.relu(self.a(y)) + second)  # type: ignore[no-any-return]
+
+
+def by_a_second_length(self: Any, x: Tensor) -> Tensor:
+    y, *second = self.r(x)
+    return self.b(F.relu(self.a(y)) + sum(map(len, second)))  # type: ignore[no-any-return]
+
+
+def by_none(self: Any, x: Tensor) -> Tensor:
+    y = self.r(x)
+    return self.b(F.relu(self.a(x)) + (1 if y is None else 0))  # type: ignore[no-any-return]
+
+
+# What a module that cannot be followed does, and what the one around it then does.
+TELLS: dict[str, tuple[Callable[..., Any], Callable[[Any, Tensor], Tensor]]] = {
+    "a truth value": (lambda self, x: (self.p(x), is_far(x)), by_a_second_result),
+    "a number": (lambda self, x: (self.p(x), int(x.abs().mean())), by_a_second_result),
+    "a length": (
+        lambda self, x: (self.p(x), x.new_zeros(7 if is_far(x) else 5)),
+        by_a_second_length,
+    ),
+    "a list": (
+        lambda self, x: [self.p(x), x] if is_far(x) else [self.p(x)],
+        by_a_second_length,
+    ),
+    "nothing": (lambda self, x: None if is_far(x) else self.p(x), by_none),
+    "an attribute": (
+        counts_far,
+        lambda self, x: self.b(F.relu(self.a(self.r(x))) + self.r.hits),
+    ),
+    "a list in an attribute": (
+        lists_far,
+        lambda self, x: self.b(F.relu(self.a(self.r(x))) + len(self.r.seen)),
+    ),
+    "an argument": (writes_into_its_argument, gives_a_state),
+}
+
+
+@pytest.mark.parametrize("name", TELLS)
+def test_what_an_opaque_module_tells_the_one_around_it(name: str) -> None:
+    tells, forward = TELLS[name]
+    router = opaque(tells, p=nn.Linear(3, 3), seen=[])
+    model = Calls(forward, r=router, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+    assert keeps_its_function(model) == 0
+
+
+def uses_what_it_is_given(self: Any, x: Tensor, layer: nn.Module) -> Tensor:
+    return self.p(x) + layer(x).mean() if is_far(x) else self.p(x)  # type: ignore[no-any-return]
+
+
+def uses_its_owner(self: Any, x: Tensor) -> Tensor:
+    return self.p(x) + self.owner[0].a(x).mean() if is_far(x) else self.p(x)  # type: ignore[no-any-return]
+
+
+def uses_its_context(self: Any, x: Tensor) -> Tensor:
+    return self.p(x) + self.context.mean() if is_far(x) else self.p(x)  # type: ignore[no-any-return]
+
+
+def hands_over_hidden_values(self: Any, x: Tensor) -> Tensor:
+    h = F.relu(self.a(x))
+    self.r.context = h
+    y = self.b(h) + self.r(x)
+    self.r.context = None
+    return y  # type: ignore[no-any-return]
+
+
+OUTSIDE: dict[str, tuple[Callable[..., Any], Callable[[Any, Tensor], Tensor]]] = {
+    "a layer among its arguments": (
+        uses_what_it_is_given,
+        lambda self, x: self.b(F.relu(self.a(x))) + self.r(x, self.a),
+    ),
+    "the model that it knows": (
+        uses_its_owner,
+        lambda self, x: self.b(F.relu(self.a(x))) + self.r(x),
+    ),
+    "values in an attribute": (uses_its_context, hands_over_hidden_values),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_an_opaque_module_may_use_of_the_model_around_it(name: str) -> None:
+    uses, forward = OUTSIDE[name]
+    router = opaque(uses, p=nn.Linear(3, 3), owner=[], context=None)
+    model = Calls(forward, r=router, a=nn.Linear(3, 4), b=nn.Linear(4, 3)).double()
+    router.owner.append(model)
+    x = torch.randn(16, 3, dtype=torch.float64)
+    symmetry = pathcond.find_symmetry(model, 0.3 * x)
+    assert symmetry.num_units == 0
+    assert keeps_its_function(model) == 0
+
+
+class SetsTheState(nn.Module):
+    """Followed itself; what it sets decides in the block of an opaque module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = opaque(CALLS["with other signs"], block=Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.block.hard = len(x) > 100
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+class WritesTheState(SetsTheState):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = self.inner.block.state
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state["hard"] = len(x) > 100
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [SetsTheState, WritesTheState])
+def test_followed_code_that_sets_what_a_child_decides_by(kind: type[nn.Module]) -> None:
+    model = kind().double()
+    twin, x = copy.deepcopy(model), torch.randn(200, 3, dtype=torch.float64)
+    assert pathcond.condition_(model, 0.3 * x[:16]).num_units == 0
+    torch.testing.assert_close(model(x), twin(x))
 
 
 def nothing(block: nn.Module) -> dict[str, Any]:

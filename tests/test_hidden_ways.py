@@ -398,6 +398,40 @@ def test_a_table_that_the_first_call_makes_costs_nothing() -> None:
     assert find_symmetry(network(a_table_made_once, previous=None), batch()).num_units == 8
 
 
+# What a run cannot follow, so that torch.export is asked
+
+
+def with_a_literal(forward: Forward) -> Forward:
+    """Only torch.export can follow a constructor of Python values."""
+
+    def wrapped(self: Any, *inputs: Any) -> Tensor:
+        torch.Tensor([2.0]) * 1.0
+        return forward(self, *inputs)
+
+    return wrapped
+
+
+def plain_network(self: Any, x: Tensor, features: Any = None) -> Tensor:
+    return self.b(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize("forward", [another_way_after_a_while, another_way_once_listed])
+def test_state_that_an_export_does_not_show(forward: Forward) -> None:
+    with pytest.raises(UnsupportedModelError, match="leaves something in attributes"):
+        find_symmetry(with_attributes(with_a_literal(forward)), batch())
+
+
+def test_what_an_exported_model_hands_out() -> None:
+    kept: dict[str, Tensor] = {}
+    hooked = network(with_a_literal(plain_network))
+    assert find_symmetry(hooked, batch()).num_units == 8
+    hooked.a.register_forward_hook(lambda module, given, output: kept.update(h=output))
+    with pytest.raises(UnsupportedModelError, match="leaves a tensor with a hook"):
+        find_symmetry(hooked, batch())
+    with pytest.raises(UnsupportedModelError, match="leaves a tensor in what it was given"):
+        find_symmetry(network(with_a_literal(into_a_dict)), (batch(), {}))
+
+
 # Tests of whether values are finite
 
 

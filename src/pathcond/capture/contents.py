@@ -59,6 +59,11 @@ def walk(
         level += 1
 
 
+def tensors_in(values: Iterable[Any], *, but: Collection[int] = ()) -> Iterator[Tensor]:
+    """Tensors among some values and all that these hold, but for objects of some ids."""
+    return (part for part in walk(values, but=but) if isinstance(part, Tensor))
+
+
 def behind_proxies(values: Iterable[Any]) -> Iterator[Any]:
     """The same values, with what weak proxies stand for in their place, if it is still there:
     asking a proxy of something that is gone for anything, its class too, raises.

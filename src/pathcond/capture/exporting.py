@@ -5,17 +5,23 @@ that knows torch.export.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import UnsupportedModelError
+from .contents import tensors_in
+from .isolation import Attributes
 from .models import canonical_names
 from .nodes import Graph, Node, alive, called_parameters, op_name, place_of, type_of
+
+# What modules keep their hooks in.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def export_graph(
@@ -25,6 +31,7 @@ def export_graph(
     *,
     training: bool,
     draws: AbstractContextManager[Any],
+    before: Attributes,
 ) -> Graph:
     """Follow one call with fake tensors.
 
@@ -33,9 +40,18 @@ def export_graph(
         args, kwargs: Of the call.
         training: That mode.
         draws: Entered while the model runs: sees every call, to count or replace random numbers.
+        before: The attributes of its modules as they were.
+
+    Raises:
+        UnsupportedModelError: Forward leaves something behind, for its next call or for others.
     """
-    with draws:
+    with draws, _watching_state(model, before) as left:
         program = torch.export.export(model, args, kwargs, strict=False)
+    if left:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}.forward leaves {left[0]}, which torch.export does not show: "
+            "register it as a buffer, or return it"
+        )
     reader = _Reader(program, model)
     returned = reader.read(program.graph_module)
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
@@ -53,6 +69,46 @@ def export_graph(
         training=training,
         called=called_parameters(reader.nodes),
     )
+
+
+@contextmanager
+def _watching_state(model: nn.Module, before: Attributes) -> Iterator[list[str]]:
+    """Look, when forward has run, for what it has left elsewhere than in its outputs.
+
+    Yields:
+        A list, which what was found is added to, in words.
+    """
+    left: list[str] = []
+    given: set[int] = set()
+    have_changed = before.have_changed
+
+    def note_given(module: nn.Module, args: Any, kwargs: Any) -> None:
+        nonlocal have_changed
+        given.update(map(id, tensors_in((args, kwargs))))
+        have_changed = before.since_now()
+
+    def look(module: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
+        tables = [vars(part)[name] for part in model.modules() for name in HOOKS]
+        hooks = [
+            hook for table in tables for hook in table.values() if hook not in (note_given, look)
+        ]
+        own = {id(part) for part in model.modules()}
+        if have_changed():
+            left.append("something in attributes of its modules")
+        elif any(id(tensor) not in given for tensor in tensors_in((args, kwargs), but=own)):
+            left.append("a tensor in what it was given")
+        elif any(isinstance(tensor, FakeTensor) for tensor in tensors_in(hooks, but=own)):
+            left.append("a tensor with a hook")
+
+    handles = [
+        model.register_forward_pre_hook(note_given, prepend=True, with_kwargs=True),
+        model.register_forward_hook(look, with_kwargs=True),
+    ]
+    try:
+        yield left
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Reader:

@@ -285,8 +285,10 @@ class _Capture:
             try:
                 if way == "export":
                     draws = _both(scalars, watch or contextlib.nullcontext())
-                    with attributes_kept(model):
-                        graph = export_graph(model, args, kwargs, training=training, draws=draws)
+                    with attributes_kept(model) as before:
+                        graph = export_graph(
+                            model, args, kwargs, training=training, draws=draws, before=before
+                        )
                 else:
                     graph = trace_graph(
                         model,

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -36,6 +36,7 @@ TABLES = ("_parameters", "_buffers", "_modules")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # Other modules, code, and what belongs to the whole process: no part of these is looked into.
 HOLDING_NOTHING = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+REBUILT = ("_flat_weights", "_flat_weight_refs")
 LEVELS = 5  # of containers and objects in each other
 MANY = 10_000  # such things
 LARGE = 2**22  # numbers in a tensor that lies inside of something
@@ -186,6 +187,21 @@ class Attributes:
             or self._held.has_changed()
         )
 
+    def since_now(self) -> Callable[[], bool]:
+        """Says later whether something else is held by then than now: torch.export exchanges
+        parameters before it calls forward. Values of tensors are not looked at.
+        """
+        contents = [
+            (value, _but_for_rebuilt(value)) for value, _ in (*self.own, *self._held.contents)
+        ]
+        slotted = [(value, slots_of(value)) for value, _ in self._held.slotted]
+        tables = [(table, dict(table)) for table, _ in self.tables]
+        return lambda: (
+            any(not _holds(_but_for_rebuilt(value), content) for value, content in contents)
+            or any(not _holds(slots_of(value), content) for value, content in slotted)
+            or any(_has_others(table, content) for table, content in tables)
+        )
+
     def mark(self) -> None:
         """Remember the whole numbers that have changed so far."""
         self._marked = {(id(now), key): now[key] for now, key, _ in self._changed_numbers()}
@@ -235,6 +251,13 @@ def _has_others(table: dict[str, Any], before: dict[str, Any]) -> bool:
         or (isinstance(value, nn.Module) and table[name] is not value)
         for name, value in before.items()
     )
+
+
+def _but_for_rebuilt(value: Any) -> Any:
+    """A copy of a container, without what recurrent layers make of their parameters in a call."""
+    if isinstance(value, dict):
+        return {key: part for key, part in value.items() if key not in REBUILT}
+    return list(value)
 
 
 def _is_whole(value: Any) -> bool:

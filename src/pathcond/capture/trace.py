@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..errors import HiddenError, UnsupportedModelError
 from ..memory import storage_of
 from ..trees import tree_leaves, tree_map
-from .contents import PLAIN, walk
+from .contents import PLAIN, tensors_in
 from .decisions import DecisionError, Origins, calling_module, only_raises, refuse, user_line
 from .finiteness import TESTS, tells_finite
 from .isolation import TABLES
@@ -345,11 +345,6 @@ class Trace:
 def _is_empty(value: Any) -> bool:
     """As most attributes of a module are: flags, and tables of hooks without any."""
     return type(value) in PLAIN or (type(value) in (dict, OrderedDict, list) and not value)
-
-
-def tensors_in(values: Iterable[Any], *, but: Collection[int] = ()) -> Iterator[Tensor]:
-    """Tensors among some values and all that these hold, but for objects of some ids."""
-    return (part for part in walk(values, but=but) if isinstance(part, Tensor))
 
 
 def _named_inputs(

@@ -19,11 +19,12 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from ..errors import HiddenError, UnsupportedModelError
 from ..trees import tree_map
+from .contents import tensors_in
 from .isolation import LATE, attributes_kept, isolated, replaced, weights_kept
 from .models import returned_leaves
 from .modes import Calls, Conversions
 from .nodes import Graph, Node, alive, called_parameters
-from .trace import Trace, UnknownTensorError, tensors_in
+from .trace import Trace, UnknownTensorError
 
 # Calls after which a model that counts them may go another way: the first ones, which a short
 # period or warm-up decides about, and late ones, around a multiple of longer periods.

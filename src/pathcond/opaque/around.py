@@ -27,9 +27,20 @@ from ..interrupts import uninterrupted
 from ..wrappers import unwrap
 from .arguments import takes_tensors_alone
 from .culprits import culprits, has_forward
-from .reaching import code_of, may_reach_into, parts_held_elsewhere
+from .reaching import (
+    attributes_set,
+    attributes_set_by,
+    code_of,
+    held_aside,
+    may_reach_into,
+    mentions,
+    names_of_objects,
+    parts_held_elsewhere,
+    share_objects,
+)
 from .recording import Call, Recording, record
 from .stubs import rebuild, stubs, with_sites
+from .uses import writes_into_objects
 
 # More ways to call one module than this are not captured: the module is left alone.
 MAX_KINDS = 4
@@ -294,17 +305,33 @@ def _record(
     training: bool,
     error: UnsupportedModelError,
 ) -> Recording:
-    """A run of the example; callers that share memory with an opaque module become opaque too, and
-    join the list.
+    """A run of the example; callers that share memory with an opaque module become opaque too, or
+    are told something by it, and join the list.
     """
     while True:
         recording = record(model, example_inputs, opaque, training=training, error=error)
-        entangled = [
-            module for module in dict.fromkeys(recording.entangled) if module not in opaque
-        ]
+        told = [*recording.entangled, *_told_by(model, recording)]
+        entangled = [module for module in dict.fromkeys(told) if module not in opaque]
         if not entangled:
             return recording
         opaque += entangled
+
+
+def _told_by(model: nn.Module, recording: Recording) -> list[nn.Module]:
+    """Modules around and beside opaque ones that mention what these set in attributes, and may
+    decide by it; or that hold an object which these write into.
+    """
+    found: list[nn.Module] = []
+    for outer in recording.opaque:
+        inside = set(outer.modules())
+        others = [module for module in model.modules() if module not in inside]
+        codes = code_of(outer, recording.executed.get(outer, ()))
+        left = attributes_set(codes)
+        if writes_into_objects(codes):
+            left |= names_of_objects(outer)
+            found += [module for module in others if share_objects([outer], [module])]
+        found += [module for module in others if left and not left.isdisjoint(mentions(module))]
+    return found
 
 
 def _written_alike(model: nn.Module, culprit: nn.Module) -> list[nn.Module]:
@@ -355,6 +382,9 @@ def _children(
         frozen |= {
             names[tensor]: reason for tensor, reason in recording.reads.items() if tensor in names
         }
+        for part, kind in recording.handed.items():
+            reason = f"is handed to {kind}, which cannot be captured"
+            frozen |= dict.fromkeys(_names_held(part, names), reason)
     children = []
     reached: set[nn.Module] = set()
     opaque = dict.fromkeys(module for recording in recordings for module in recording.opaque)
@@ -369,7 +399,7 @@ def _children(
             reached.update(module.modules())
             caller = _caller(module, recordings)
             children.append(Child(name=paths[module], module=module, inputs=inputs, caller=caller))
-            why = _why_frozen(module, of_module, recordings, around)
+            why = _why_frozen(model, module, of_module, recordings, around)
             if why:
                 reason = f"belongs to a module that is called by {caller}; on other inputs, {why}"
                 frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
@@ -377,6 +407,12 @@ def _children(
         if module in reached and module not in calls and module not in opaque:
             reason = "is a part of a module and has a second name, by which it may be called alone"
             frozen |= dict.fromkeys(names_inside(model, module).values(), reason)
+    for outer in opaque:
+        reason = f"may be reached by {type(outer).__name__}, which cannot be captured"
+        for holder in outer.modules():
+            for part in held_aside(holder, outer.modules()):
+                for name in _names_held(part, names):
+                    frozen.setdefault(name, reason)
     unreached: dict[str, tuple[str, ...]] = {}
     for module in around:
         if module in opaque:
@@ -402,6 +438,7 @@ def _within_reach(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _why_frozen(
+    model: nn.Module,
     child: nn.Module,
     calls: Sequence[Call],
     recordings: Sequence[Recording],
@@ -414,6 +451,9 @@ def _why_frozen(
         return "it may be called with other arguments, for it takes more than tensors"
     if _may_be_reached_into(child, recordings):
         return "that code may read, change or call its parts"
+    setter = attributes_set_by(model, child)
+    if setter is not None:
+        return f"{type(setter).__name__} may set attributes by which it decides"
     holder = parts_held_elsewhere(child, around)
     if holder is not None:
         return f"{type(holder).__name__}, which has its parts in an attribute, may use them"
@@ -433,6 +473,14 @@ def _caller(child: nn.Module, recordings: Sequence[Recording]) -> str:
     return f"{kinds or 'a module'}, which cannot be captured{why}"
 
 
+def _names_held(part: Any, names: Mapping[int, str]) -> list[str]:
+    """The names of a parameter or buffer, or of all in a module, as far as the model has them; none
+    of anything else.
+    """
+    tensors = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else [part]
+    return [names[id(tensor)] for tensor in tensors if id(tensor) in names]
+
+
 def _names_of(module: nn.Module, names: Mapping[int, str], *, recurse: bool) -> tuple[str, ...]:
     tensors = [*module.parameters(recurse=recurse), *module.buffers(recurse=recurse)]
     return tuple(names[id(tensor)] for tensor in tensors)
@@ -447,6 +495,10 @@ def _may_be_reached_into(child: nn.Module, recordings: Sequence[Recording]) -> b
         for caller in dict.fromkeys([*recording.callers.get(child, ()), *around]):
             codes = code_of(caller, recording.executed.get(caller, ()))
             if may_reach_into(child, caller, codes):
+                return True
+        for other in recording.opaque:
+            codes = code_of(other, recording.executed.get(other, ()))
+            if share_objects(child.modules(), [other]) and writes_into_objects(codes):
                 return True
     return False
 

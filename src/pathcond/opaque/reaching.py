@@ -8,6 +8,8 @@ module, any other use of it than a call, counts.
 
 from __future__ import annotations
 
+import dis
+from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -16,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.contents import walk
-from ..capture.isolation import TABLES
-from .uses import methods_of, only_calls, writes_into_objects
+from ..capture.contents import PLAIN, walk
+from ..capture.isolation import OF_EVERY_MODULE, TABLES
+from .uses import methods_of, only_calls, own_kinds, sets_elsewhere, writes_into_objects
 
 # What has rules of its own, or cannot be written into.
 UNWRITTEN = (
@@ -62,17 +64,20 @@ def may_reach_into(child: nn.Module, caller: nn.Module, codes: Iterable[CodeType
     return (
         bool(mentioned & (MASTER_KEYS | named))
         or not only_calls(caller, child, codes)
-        or (_share_objects(child, caller) and writes_into_objects(codes))
+        or (_shares_objects_around(child, caller) and writes_into_objects(codes))
     )
 
 
-def _share_objects(child: nn.Module, caller: nn.Module) -> bool:
-    """Whether a module and what is around it hold one object, a dict in which one says how the
-    other is to compute, say.
-    """
+def _shares_objects_around(child: nn.Module, caller: nn.Module) -> bool:
     own = set(child.modules())
-    others = [module for module in caller.modules() if module not in own]
-    return not _objects(own).isdisjoint(_objects(others))
+    return share_objects(own, [module for module in caller.modules() if module not in own])
+
+
+def share_objects(some: Iterable[nn.Module], others: Iterable[nn.Module]) -> bool:
+    """Whether some modules and others hold one object, a dict in which one says how the other is to
+    compute, say.
+    """
+    return not _objects(some).isdisjoint(_objects(others))
 
 
 def _objects(modules: Iterable[nn.Module]) -> set[int]:
@@ -80,6 +85,65 @@ def _objects(modules: Iterable[nn.Module]) -> set[int]:
     attributes = (value for m in modules for name, value in vars(m).items() if name not in TABLES)
     found = walk(attributes, closed=lambda part: isinstance(part, (nn.Module, Tensor)))
     return {id(part) for part in found if not isinstance(part, UNWRITTEN)}
+
+
+def names_of_objects(module: nn.Module) -> set[str]:
+    """The attributes of a module that hold what can be written into."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if name not in OF_EVERY_MODULE and not issubclass(type(value), (*UNWRITTEN, *PLAIN))
+    }
+
+
+def attributes_set(codes: Iterable[CodeType]) -> set[str]:
+    """The names of all attributes that some code sets."""
+    return {
+        step.argval
+        for code in codes
+        for step in dis.get_instructions(code)
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR")
+    }
+
+
+def mentions(module: nn.Module) -> set[str]:
+    """All names, and strings, in the code of a module."""
+    return {name for code in methods_of(module) for name in _names(code)}
+
+
+def attributes_set_by(model: nn.Module, child: nn.Module) -> nn.Module | None:
+    """The first module outside of another one whose code sets attributes of others by a name that
+    this one's code reads, or writes into a container that both have.
+    """
+    own = set(child.modules())
+    plain = {name for part in own for name in vars(part) if name not in OF_EVERY_MODULE}
+    # Attributes of classes are set for an object too.
+    plain |= {name for part in own for kind in own_kinds(part) for name in vars(kind)}
+    read = plain & set().union(*map(mentions, own))
+    others = {type(module): module for module in model.modules() if module not in own}
+    containers = _containers(own)
+    return next(
+        (
+            other
+            for other in others.values()
+            if not read.isdisjoint(sets_elsewhere(other))
+            or (
+                not containers.isdisjoint(_containers([other]))
+                and writes_into_objects(methods_of(other))
+            )
+        ),
+        None,
+    )
+
+
+def _containers(modules: Iterable[nn.Module]) -> set[int]:
+    """ids of the containers that are attributes of some modules."""
+    return {
+        id(value)
+        for module in modules
+        for name, value in vars(module).items()
+        if name not in OF_EVERY_MODULE and issubclass(type(value), (dict, list, set, deque))
+    }
 
 
 def parts_held_elsewhere(child: nn.Module, holders: Iterable[nn.Module]) -> nn.Module | None:
@@ -92,7 +156,7 @@ def parts_held_elsewhere(child: nn.Module, holders: Iterable[nn.Module]) -> nn.M
     others = [holder for holder in holders if holder not in own]
     inside |= {id(module) for holder in others for module in _between(holder, child)}
     return next(
-        (holder for holder in others if not inside.isdisjoint(map(id, _held_aside(holder, own)))),
+        (holder for holder in others if not inside.isdisjoint(map(id, held_aside(holder, own)))),
         None,
     )
 
@@ -105,7 +169,7 @@ def _between(holder: nn.Module, child: nn.Module) -> Iterator[nn.Module]:
             yield from (holder.get_submodule(".".join(parts[:i])) for i in range(len(parts)))
 
 
-def _held_aside(holder: nn.Module, others: Iterable[nn.Module]) -> Iterator[Any]:
+def held_aside(holder: nn.Module, others: Iterable[nn.Module]) -> Iterator[Any]:
     """What the attributes of a module hold, but for what lies in its own modules and in others."""
     attributes = [value for name, value in vars(holder).items() if name not in TABLES]
     modules = {id(module) for module in (*holder.modules(), *others)}

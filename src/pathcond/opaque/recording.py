@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from ..capture.contents import walk
 from ..capture.isolation import attributes_kept, isolated, replaced, weights_kept
 from ..capture.models import Inputs, fresh_call
 from ..errors import UnsupportedModelError
+from .arguments import tells_more
 
 # Code that runs while an opaque module is at work, and is not its own: torch's, and what watches.
 NOT_THEIRS = ("torch.", "pathcond.opaque.", "pathcond.capture.", "pathcond.trees")
@@ -64,8 +66,9 @@ class Recording:
         executed: For each opaque module, the code that ran on its behalf.
         reads: {id of a parameter or buffer that an opaque module reads itself: why it must stay as
             it is}.
-        entangled: Callers of opaque modules that write into their inputs or return them: these are
-            opaque too.
+        handed: {module that is handed to an opaque one: its name}.
+        entangled: Callers of opaque modules that write into their inputs or return them, or that
+            are told more than tensors by them: these are opaque too.
     """
 
     opaque: Sequence[nn.Module]
@@ -75,6 +78,7 @@ class Recording:
     callers: dict[nn.Module, list[nn.Module]] = field(default_factory=dict)
     executed: dict[nn.Module, set[CodeType]] = field(default_factory=dict)
     reads: dict[int, str] = field(default_factory=dict)
+    handed: dict[nn.Module, str] = field(default_factory=dict)
     entangled: list[nn.Module] = field(default_factory=list)
 
 
@@ -117,6 +121,19 @@ def record(
     return recording
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What a module was called with.
+
+    Attributes:
+        tensors: With the number of times that they had been written into.
+        arguments: All, positional ones and by name.
+    """
+
+    tensors: list[tuple[Tensor, int]]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+
 class _Watch(TorchDispatchMode):
     """Follows which module is at work, and notes the parameters that opaque ones read
     themselves.
@@ -128,7 +145,7 @@ class _Watch(TorchDispatchMode):
         self.owners = owners
         self.opaque = set(recording.opaque)
         self.stack: list[nn.Module] = []
-        self.given: list[list[tuple[Tensor, int]]] = []
+        self.given: list[_Given] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.stack and self.stack[-1] in self.opaque:
@@ -182,15 +199,26 @@ class _Watch(TorchDispatchMode):
         called_by_opaque = bool(self.stack) and self.stack[-1] in self.opaque
         if called_by_opaque:
             self._read((args, kwargs), type(self.stack[-1]).__name__)
+        if module in self.opaque:
+            self._note_handed(module, args, kwargs)
         self.stack.append(module)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.given.append([(tensor, tensor._version) for tensor in tensors])
+        self.given.append(_Given([(tensor, tensor._version) for tensor in tensors], (args, kwargs)))
         if called_by_opaque and module not in self.opaque:
             copies = tree_map(
                 lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs)
             )
             self.recording.calls.setdefault(module, []).append(Call(*copies))
             self.recording.callers.setdefault(module, []).append(self.stack[-2])
+
+    def _note_handed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Modules and parameters among the arguments of an opaque module, inside of objects too."""
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
+        for part in walk(leaves, closed=lambda part: isinstance(part, nn.Module)):
+            if isinstance(part, nn.Module):
+                self.recording.handed.setdefault(part, type(module).__name__)
+            elif isinstance(part, Tensor):
+                self._read(part, type(module).__name__)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         # a hook of the user's raised before ours ran
@@ -203,13 +231,17 @@ class _Watch(TorchDispatchMode):
         self._read(output, type(module).__name__)
         if any(outer in self.opaque for outer in self.stack):
             return
-        memory = {tensor.untyped_storage().data_ptr() for tensor, _ in given if tensor.numel()}
+        tensors = given.tensors
+        memory = {tensor.untyped_storage().data_ptr() for tensor, _ in tensors if tensor.numel()}
         returned = [
             leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.numel()
         ]
         shared = any(leaf.untyped_storage().data_ptr() in memory for leaf in returned)
         if self.stack and (
-            shared or not given or any(tensor._version != version for tensor, version in given)
+            shared
+            or not tensors
+            or any(tensor._version != version for tensor, version in tensors)
+            or tells_more(module, *given.arguments, output)
         ):
             self.recording.entangled.append(self.stack[-1])
         self.recording.returned.setdefault(module, []).append(output)

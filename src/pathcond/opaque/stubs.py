@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..capture.isolation import isolated
+from ..capture.contents import tensors_in
+from ..capture.isolation import OF_EVERY_MODULE, isolated
 from ..capture.nodes import Graph, Node
 from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
@@ -42,7 +43,8 @@ class Site:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What the module returns, in its own precision."""
-        given = iter([tensor.to(dtype) for tensor, dtype in zip(tensors, self.types, strict=True)])
+        # behind the arguments, what lies in attributes
+        given = iter([tensor.to(dtype) for tensor, dtype in zip(tensors, self.types, strict=False)])
         leaves = [
             next(given).clone() if argument is None else argument for argument in self.arguments
         ]
@@ -80,6 +82,7 @@ def stubs(model: nn.Module, recording: Recording) -> Iterator[dict[int, Site]]:
     saved = [(module, vars(module).get("forward")) for module in [model, *recording.returned]]
     outputs: dict[nn.Module, Iterator[Any]] = {}
     forward_of_model = model.forward
+    before = {id(tensor) for module in recording.returned for tensor in _in_attributes(module)}
 
     def restart(*args: Any, **kwargs: Any) -> Any:
         outputs.update({module: iter(returned) for module, returned in recording.returned.items()})
@@ -104,7 +107,8 @@ def stubs(model: nn.Module, recording: Recording) -> Iterator[dict[int, Site]]:
             number = next(_counter)
             own[number] = Site(module, spec, others, types)
             _recorded[number] = made
-            results = iter(torch.ops.pathcond.opaque(tensors, number))
+            kept = [t for t in _in_attributes(module) if id(t) not in before]
+            results = iter(torch.ops.pathcond.opaque([*tensors, *kept], number))
             return tree_map(
                 lambda leaf: next(results) if isinstance(leaf, Tensor) else leaf, returned
             )
@@ -124,6 +128,18 @@ def stubs(model: nn.Module, recording: Recording) -> Iterator[dict[int, Site]]:
                 module.forward = forward  # type: ignore[method-assign]
         for number in own:
             _recorded.pop(number, None)
+
+
+def _in_attributes(module: nn.Module) -> list[Tensor]:
+    """The tensors in attributes of a module and of its parts, but for parameters and buffers."""
+    attributes = [
+        value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name not in OF_EVERY_MODULE
+    ]
+    own = {id(part) for part in module.modules()}
+    return list(tensors_in(attributes, but=own))
 
 
 def with_sites(graph: Graph, sites: dict[int, Site]) -> Graph:

@@ -346,6 +346,26 @@ def writes_into_objects(codes: Iterable[CodeType]) -> bool:
     return False
 
 
+def sets_elsewhere(module: nn.Module) -> set[str]:
+    """The names of attributes that a module's code sets on something else than itself."""
+    found: set[str] = set()
+    for code in methods_of(module):
+        for function in functions_of(code):
+            given = [*function.args.posonlyargs, *function.args.args]
+            own = given[0].arg if given else ""
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                    found |= {node.attr} if getattr(node.value, "id", "") != own else set()
+                elif isinstance(node, ast.Call) and _last_name(node.func).endswith("setattr"):
+                    strings = [part.value for part in node.args if isinstance(part, ast.Constant)]
+                    found |= {part for part in strings if isinstance(part, str)}
+    return found
+
+
+def _last_name(function: ast.expr) -> str:
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
 def _writes(node: ast.AST, names: Collection[str]) -> bool:
     """Whether a node writes into an attribute of an attribute, into an entry of one, or into what
     has one of some names.
@@ -364,7 +384,7 @@ def methods_of(module: nn.Module) -> set[CodeType]:
     """The code of all functions that a module has as its own, but for those of torch: methods,
     properties, functions in attributes, and what decorators have put something around.
     """
-    held = [*map(vars, _own_kinds(module)), vars(module)]
+    held = [*map(vars, own_kinds(module)), vars(module)]
     values = (value for each in held for name, value in each.items() if name != "__init__")
     return {function.__code__ for value in values for function in _functions_behind(value)}
 
@@ -378,12 +398,12 @@ def _has_other_members(module: nn.Module) -> bool:
         and type(value) not in KNOWN_MEMBERS
         and not isinstance(value, type)
         and type(value).__module__ not in ("types", "typing")  # ``list[int]``
-        for kind in _own_kinds(module)
+        for kind in own_kinds(module)
         for value in vars(kind).values()
     )
 
 
-def _own_kinds(module: nn.Module) -> list[type]:
+def own_kinds(module: nn.Module) -> list[type]:
     """The classes of a module that are not torch's."""
     return [k for k in type(module).__mro__ if not k.__module__.startswith(("torch.", "builtins"))]
 
