@@ -287,3 +287,21 @@ def test_a_packed_sequence_is_one_input() -> None:
     )
     assert condition_(model, batch).num_units == 4
     torch.testing.assert_close(model(other), same(other))
+
+
+class Graph:
+    def __init__(self, x: Tensor, batch: Tensor) -> None:
+        self.x, self.batch = x, batch
+
+
+def test_tensors_inside_of_objects_are_no_inputs() -> None:
+    """Whether what it decides depends on them could not be told."""
+
+    def forward(self: Any, graph: Graph) -> Tensor:
+        h = torch.relu(self.a(graph.x))
+        return self.b(h + 1 if int(graph.batch.max()) > 1 else h)
+
+    model = Calls(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    graph = Graph(torch.randn(8, 3), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    with pytest.raises(UnsupportedModelError, match="input 0 has tensors inside of a Graph"):
+        condition_(model, (graph,))

@@ -5,7 +5,7 @@ that knows torch.export.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import UnsupportedModelError
 from .contents import tensors_in
-from .isolation import Attributes
+from .isolation import attributes_kept
 from .models import canonical_names
 from .nodes import Graph, Node, alive, called_parameters, op_name, place_of, type_of
 
@@ -31,7 +31,6 @@ def export_graph(
     *,
     training: bool,
     draws: AbstractContextManager[Any],
-    before: Attributes,
 ) -> Graph:
     """Follow one call with fake tensors.
 
@@ -40,18 +39,9 @@ def export_graph(
         args, kwargs: Of the call.
         training: That mode.
         draws: Entered while the model runs: sees every call, to count or replace random numbers.
-        before: The attributes of its modules as they were.
-
-    Raises:
-        UnsupportedModelError: Forward leaves something behind, for its next call or for others.
     """
-    with draws, _watching_state(model, before) as left:
+    with draws:
         program = torch.export.export(model, args, kwargs, strict=False)
-    if left:
-        raise UnsupportedModelError(
-            f"{type(model).__name__}.forward leaves {left[0]}, which torch.export does not show: "
-            "register it as a buffer, or return it"
-        )
     reader = _Reader(program, model)
     returned = reader.read(program.graph_module)
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
@@ -72,15 +62,16 @@ def export_graph(
 
 
 @contextmanager
-def _watching_state(model: nn.Module, before: Attributes) -> Iterator[list[str]]:
-    """Look, when forward has run, for what it has left elsewhere than in its outputs.
+def refusing_state(model: nn.Module) -> Iterator[None]:
+    """Export in the body. What forward leaves elsewhere than in its outputs, for its next call or
+    for others, torch.export does not show.
 
-    Yields:
-        A list, which what was found is added to, in words.
+    Raises:
+        UnsupportedModelError: There is such a thing.
     """
     left: list[str] = []
     given: set[int] = set()
-    have_changed = before.have_changed
+    have_changed: Callable[[], bool]
 
     def note_given(module: nn.Module, args: Any, kwargs: Any) -> None:
         nonlocal have_changed
@@ -105,10 +96,16 @@ def _watching_state(model: nn.Module, before: Attributes) -> Iterator[list[str]]
         model.register_forward_hook(look, with_kwargs=True),
     ]
     try:
-        yield left
+        with attributes_kept(model) as before:
+            yield
     finally:
         for handle in handles:
             handle.remove()
+    if left:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}.forward leaves {left[0]}, which torch.export does not show: "
+            "register it as a buffer, or return it"
+        )
 
 
 class _Reader:

@@ -28,8 +28,8 @@ from ..wrappers import unwrap, walk_wrappers
 from .contents import PLAIN
 from .draws import GlobalDraws, Plan, ScalarDraws, plans
 from .explaining import capture_error
-from .exporting import export_graph
-from .isolation import attributes_kept, isolated, quiet, replaced
+from .exporting import export_graph, refusing_state
+from .isolation import isolated, quiet, replaced
 from .models import Inputs, as_call, canonical_names, fresh_call, require_supported
 from .nodes import Graph, Node
 from .trace import UnknownTensorError
@@ -285,10 +285,8 @@ class _Capture:
             try:
                 if way == "export":
                     draws = _both(scalars, watch or contextlib.nullcontext())
-                    with attributes_kept(model) as before:
-                        graph = export_graph(
-                            model, args, kwargs, training=training, draws=draws, before=before
-                        )
+                    with refusing_state(model):
+                        graph = export_graph(model, args, kwargs, training=training, draws=draws)
                 else:
                     graph = trace_graph(
                         model,

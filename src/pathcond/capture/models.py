@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import inspect
@@ -56,13 +57,23 @@ def as_call(example_inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
     if isinstance(example_inputs, (Tensor, PackedSequence)):  # the latter is a tuple, too
         return (example_inputs,), {}
     if isinstance(example_inputs, (tuple, list)):
-        return tuple(example_inputs), {}
+        return tuple(tree_map(_own_object, tuple(example_inputs))), {}
     if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
+        return (), tree_map(_own_object, dict(example_inputs))
     raise UnsupportedModelError(
         f"Example inputs have type {type(example_inputs).__name__}; "
         "pass a Tensor, a tuple of positional inputs or a dict of keyword inputs."
     )
+
+
+def _own_object(leaf: Any) -> Any:
+    """A copy of an object among the inputs: what trial runs write into it would stay there."""
+    if isinstance(leaf, (Tensor, nn.Module, type, *PLAIN)) or callable(leaf):
+        return leaf
+    try:
+        return copy.deepcopy(leaf)
+    except Exception:  # whatever an object raises that is not made to be copied
+        return leaf
 
 
 def arguments_not_given(model: nn.Module, examples: Iterable[Inputs]) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path
 
 from ..distributed.sharding import local
 from ..errors import UnsupportedModelError, refuse
 from ..memory import has_memory
 from ..numerics import ceilings, minima
+from .contents import walk
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -31,7 +32,8 @@ def require_usable(args: tuple, kwargs: dict[str, Any]) -> None:
         UnsupportedModelError: It names the inputs.
     """
     named = _named_tensors(args, kwargs)
-    found = [
+    found = _inside_objects(args, kwargs)
+    found += [
         f"{name} is {_describe_kind(tensor)}: give dense tensors"
         for name, tensor in named.items()
         if not has_memory(local(tensor))
@@ -129,6 +131,26 @@ def _describe_kind(tensor: Tensor) -> str:
     if tensor.is_nested:
         return "nested"
     return "sparse" if tensor.layout != torch.strided else f"of class {type(tensor).__name__}"
+
+
+def _inside_objects(args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """A sentence for each input that is an object with tensors inside: those cannot be told from
+    constants.
+    """
+    inputs: dict[Any, Any] = dict(enumerate(args)) | kwargs
+    leaves = {key: tree_flatten(value)[0] for key, value in inputs.items()}
+    return [
+        f"input {key} has tensors inside of a {type(leaf).__name__}: pass them as inputs of their "
+        "own, or register the class (torch.export.register_dataclass)"
+        for key, parts in leaves.items()
+        for leaf in parts
+        if not isinstance(leaf, Tensor)
+        and not callable(leaf)
+        and any(
+            isinstance(part, Tensor)
+            for part in walk([leaf], closed=lambda part: isinstance(part, nn.Module))
+        )
+    ]
 
 
 def _named_tensors(args: tuple, kwargs: dict[str, Any]) -> dict[str, Tensor]:
