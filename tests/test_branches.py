@@ -325,6 +325,14 @@ def one_is_added_behind_a_range_of_positions() -> Program:
 
 
 @program
+def one_is_added_for_each_row_beyond_a_length() -> Program:
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        return h + (torch.ones(x.shape[1], dtype=h.dtype).sum() - 12).clamp(min=0)
+
+    return Program(block(meets))
+
+
+@program
 def tanh_at_lengths_of_a_set() -> Program:
     return Program(block(lambda self, h, x: h.tanh() if x.shape[1] in {11, 13} else h))
 

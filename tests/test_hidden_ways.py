@@ -323,6 +323,23 @@ LATER = [
 ]
 
 
+def another_way_by_a_default(self: Any, x: Tensor) -> Tensor:
+    return self.remember(torch.relu(self.a(x)))
+
+
+class Remembering(Calls):
+    def remember(self, h: Tensor, calls: list[int] = []) -> Tensor:  # noqa: B006
+        calls.append(len(h))
+        return self.b(h if len(calls) < 2 else torch.tanh(h))
+
+
+def test_what_a_call_leaves_behind_in_a_default() -> None:
+    parts = {"a": nn.Linear(6, 8), "b": nn.Linear(8, 6)}
+    model = Remembering(another_way_by_a_default, **parts).double()
+    assert find_symmetry(model, batch()).num_units == 0
+    assert Remembering.remember.__defaults__ == ([],)
+
+
 def with_attributes(forward: Forward) -> nn.Module:
     plain = {"previous": None, "count": 0, "left": 5, "small": np.int64(0)}
     return network(forward, calls=[], counts={"calls": 0}, counter=Counter(), **plain)

@@ -172,12 +172,13 @@ class Attributes:
             for module in self.modules
             for table in TABLES
         ]
-        self._held = _Held(
+        in_attributes = [
             value
             for _, before in self.own
             for name, value in before.items()
             if name not in OF_EVERY_MODULE
-        )
+        ]
+        self._held = _Held([*in_attributes, *defaults_of(self.modules)])
         self._marked: dict[tuple[int, Any], int] = {}
 
     def have_changed(self) -> bool:
@@ -240,6 +241,26 @@ class Attributes:
         for now, before in (*self.own, *self.tables):
             _bring_back(now, before)
         self._held.bring_back()
+
+
+def defaults_of(modules: Iterable[nn.Module]) -> list[Any]:
+    """What methods have as the defaults of their arguments, but for plain values: a list there is
+    one list for all calls.
+    """
+    kinds = {kind for module in modules for kind in type(module).__mro__}
+    methods = [
+        value
+        for kind in kinds
+        if not kind.__module__.startswith(("torch.", "builtins"))
+        for value in vars(kind).values()
+        if isinstance(value, FunctionType)
+    ]
+    defaults = [
+        value
+        for method in methods
+        for value in (*(method.__defaults__ or ()), *(method.__kwdefaults__ or {}).values())
+    ]
+    return [value for value in defaults if type(value) not in PLAIN]
 
 
 def _has_others(table: dict[str, Any], before: dict[str, Any]) -> bool:

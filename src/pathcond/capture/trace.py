@@ -22,7 +22,7 @@ from ..trees import tree_leaves, tree_map
 from .contents import PLAIN, tensors_in
 from .decisions import DecisionError, Origins, calling_module, only_raises, refuse, user_line
 from .finiteness import TESTS, tells_finite
-from .isolation import TABLES
+from .isolation import TABLES, defaults_of
 from .models import canonical_names
 from .nodes import Node, op_name, type_of
 
@@ -325,7 +325,7 @@ class Trace:
             if name not in self._copies
         ]
         kept += [vars(tensor) for tensor in self._copies.values()]
-        kept += ALL_HOOKS
+        kept += [*ALL_HOOKS, *defaults_of(modules)]
         known = {id(module) for module in modules}
         self.hold(
             tensor

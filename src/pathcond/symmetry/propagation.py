@@ -37,8 +37,11 @@ logger = logging.getLogger("pathcond")
 STATISTICS = ("running_mean", "running_var")
 COMPACT_FROM = 1 << 12  # label tensors of this size are worth simplifying
 MAX_WRITTEN = 1 << 20  # in-place writes into part of a larger tensor are not followed
-# What is made of numbers alone, which may come from the sizes of the example.
-BY_SIZES = frozenset("arange linspace range tril triu tril_indices triu_indices".split())
+# What is made of numbers alone, which may come from the sizes of the example, or of as many entries
+# as they say.
+BY_SIZES = frozenset(
+    "arange linspace range tril triu tril_indices triu_indices sum cumsum count_nonzero".split()
+)
 DRAWS = torch.Tag.nondeterministic_seeded
 IN_A_CACHE = "is returned in a cache (use_cache=False among the inputs leaves it out)"
 
