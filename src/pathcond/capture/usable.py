@@ -34,7 +34,7 @@ def require_usable(args: tuple, kwargs: dict[str, Any]) -> None:
     named = _named_tensors(args, kwargs)
     found = _inside_objects(args, kwargs)
     found += [
-        f"{name} is {_describe_kind(tensor)}: give dense tensors"
+        f"{name}{_shape_of(tensor)} is {_describe_kind(tensor)}: give dense tensors"
         for name, tensor in named.items()
         if not has_memory(local(tensor))
     ]
@@ -124,6 +124,11 @@ def differing_types(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> st
         f"{name[0].upper()}{name[1:]} is {tensor.dtype} and the model's parameters are {own}: "
         "convert one of them."
     )
+
+
+def _shape_of(tensor: Tensor) -> str:
+    """The shape, behind a name; nested tensors of the older layout have none."""
+    return "" if tensor.is_nested else f" {tuple(tensor.shape)}"
 
 
 def _describe_kind(tensor: Tensor) -> str:
