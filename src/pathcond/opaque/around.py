@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from ..capture.decisions import is_library
 from ..capture.graph import WatchedGraphs, capture_watched
 from ..capture.isolation import LOCK
 from ..capture.models import Inputs, canonical_names
@@ -31,16 +32,16 @@ from .reaching import (
     attributes_set,
     attributes_set_by,
     code_of,
+    containers_of,
     held_aside,
     may_reach_into,
     mentions,
-    names_of_objects,
     parts_held_elsewhere,
     share_objects,
 )
 from .recording import Call, Recording, record
 from .stubs import rebuild, stubs, with_sites
-from .uses import writes_into_objects
+from .uses import attributes_written_into, writes_into_objects
 
 # More ways to call one module than this are not captured: the module is left alone.
 MAX_KINDS = 4
@@ -318,19 +319,23 @@ def _record(
 
 
 def _told_by(model: nn.Module, recording: Recording) -> list[nn.Module]:
-    """Modules around and beside opaque ones that mention what these set in attributes, and may
-    decide by it; or that hold an object which these write into.
+    """Modules around and beside opaque ones that mention attributes which these set, or write
+    into, and may decide by them; or that hold a container into which these write.
     """
     found: list[nn.Module] = []
     for outer in recording.opaque:
         inside = set(outer.modules())
         others = [module for module in model.modules() if module not in inside]
-        codes = code_of(outer, recording.executed.get(outer, ()))
-        left = attributes_set(codes)
-        if writes_into_objects(codes):
-            left |= names_of_objects(outer)
-            found += [module for module in others if share_objects([outer], [module])]
-        found += [module for module in others if left and not left.isdisjoint(mentions(module))]
+        executed = recording.executed.get(outer, ())
+        codes = [c for c in code_of(outer, executed) if not is_library(c.co_filename)]
+        written = attributes_written_into(codes)
+        left = attributes_set(codes) | written
+        held = containers_of([outer], names=written)
+        found += [
+            module
+            for module in others
+            if not (left.isdisjoint(mentions(module)) and held.isdisjoint(containers_of([module])))
+        ]
     return found
 
 

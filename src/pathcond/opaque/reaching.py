@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dis
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.contents import PLAIN, walk
+from ..capture.contents import walk
 from ..capture.isolation import OF_EVERY_MODULE, TABLES
 from .uses import methods_of, only_calls, own_kinds, sets_elsewhere, writes_into_objects
 
@@ -87,15 +87,6 @@ def _objects(modules: Iterable[nn.Module]) -> set[int]:
     return {id(part) for part in found if not isinstance(part, UNWRITTEN)}
 
 
-def names_of_objects(module: nn.Module) -> set[str]:
-    """The attributes of a module that hold what can be written into."""
-    return {
-        name
-        for name, value in vars(module).items()
-        if name not in OF_EVERY_MODULE and not issubclass(type(value), (*UNWRITTEN, *PLAIN))
-    }
-
-
 def attributes_set(codes: Iterable[CodeType]) -> set[str]:
     """The names of all attributes that some code sets."""
     return {
@@ -121,14 +112,14 @@ def attributes_set_by(model: nn.Module, child: nn.Module) -> nn.Module | None:
     plain |= {name for part in own for kind in own_kinds(part) for name in vars(kind)}
     read = plain & set().union(*map(mentions, own))
     others = {type(module): module for module in model.modules() if module not in own}
-    containers = _containers(own)
+    containers = containers_of(own)
     return next(
         (
             other
             for other in others.values()
             if not read.isdisjoint(sets_elsewhere(other))
             or (
-                not containers.isdisjoint(_containers([other]))
+                not containers.isdisjoint(containers_of([other]))
                 and writes_into_objects(methods_of(other))
             )
         ),
@@ -136,13 +127,16 @@ def attributes_set_by(model: nn.Module, child: nn.Module) -> nn.Module | None:
     )
 
 
-def _containers(modules: Iterable[nn.Module]) -> set[int]:
-    """ids of the containers that are attributes of some modules."""
+def containers_of(
+    modules: Iterable[nn.Module], *, names: Collection[str] | None = None
+) -> set[int]:
+    """ids of the containers that are attributes of some modules; of those of some names."""
     return {
         id(value)
         for module in modules
         for name, value in vars(module).items()
-        if name not in OF_EVERY_MODULE and issubclass(type(value), (dict, list, set, deque))
+        if name not in OF_EVERY_MODULE and (names is None or name in names)
+        if issubclass(type(value), (dict, list, set, deque))
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -344,6 +344,36 @@ def writes_into_objects(codes: Iterable[CodeType]) -> bool:
             if any(_writes(node, names) for node in nodes):
                 return True
     return False
+
+
+def attributes_written_into(codes: Iterable[CodeType]) -> set[str]:
+    """The names of the attributes into which some code writes, ``state`` of ``self.state["far"]``;
+    those of code that can be read.
+    """
+    found: set[str] = set()
+    for function in (function for code in codes for function in functions_of(code)):
+        nodes = list(ast.walk(function))
+        names = {
+            target.id: node.value
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.value, LOOKING_UP)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in nodes:
+            if _writes(node, names):
+                place: Any = node.func if isinstance(node, ast.Call) else node
+                found.add(_attribute_of(place.value, names))
+    return found - {""}
+
+
+def _attribute_of(node: ast.AST, names: Mapping[str, ast.expr]) -> str:
+    """The last name of an attribute in what is looked up: ``b`` of ``a.b[0]``."""
+    if isinstance(node, ast.Name) and node.id in names:
+        node = names[node.id]
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def sets_elsewhere(module: nn.Module) -> set[str]:
