@@ -57,6 +57,22 @@ def test_the_function_of_small_models_is_kept(entry: Entry) -> None:
     assert not failures(examine(entry, again=(DEFAULT,)))
 
 
+MIXTURES = {"mixtral": (48, 144), "flex_olmo": (32, 80), "gpt_oss": (48, 144), "jamba": (176, 326)}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_what_is_around_and_inside_mixtures_of_experts_is_rescaled(name: str) -> None:
+    """Their code shares a configuration with all other modules, and is found in many files."""
+    entry = next(entry for entry in small_entries() if entry.name == f"small:causal:{name}")
+    torch.manual_seed(0)
+    model, inputs = entry.build()
+    captured = capture_all(model.eval(), inputs)
+    units = [
+        symmetry_of(model, captured, normalization=each).num_units for each in ("absorb", "gain")
+    ]
+    assert tuple(units) == MIXTURES[name]
+
+
 @pytest.mark.parametrize("entry", every_time(), ids=lambda entry: entry.name)
 def test_the_function_is_kept_every_time(entry: Entry) -> None:
     """Conditioned twice by default only."""
