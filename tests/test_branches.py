@@ -274,6 +274,31 @@ def tanh_behind_the_first_turn_of_a_loop() -> Program:
     return Program(block(meets))
 
 
+def in_chunks(later: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    """What happens to chunks of 64 rows, the last one filled up, behind the first one."""
+
+    def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
+        padded = F.pad(h, (0, 0, 0, -h.shape[1] % 64))
+        parts: list[Tensor] = []
+        for i in range(padded.shape[1] // 64):
+            part = padded[:, 64 * i : 64 * (i + 1)]
+            parts.append(later(part) if parts else part)
+        return torch.cat(parts, 1)[:, : h.shape[1]]
+
+    return meets
+
+
+@program
+def tanh_behind_the_first_chunk() -> Program:
+    return Program(block(in_chunks(torch.tanh)))
+
+
+@program
+def relu_behind_the_first_chunk() -> Program:
+    """Fits every scale."""
+    return Program(block(in_chunks(torch.relu)), units=WIDTH + ALWAYS)
+
+
 def all_but_the_first(cut: Callable[[Tensor], Any]) -> Program:
     def meets(self: Any, h: Tensor, x: Tensor) -> Tensor:
         first, *others = cut(h)
@@ -288,8 +313,8 @@ def tanh_for_all_pieces_but_the_first() -> Program:
 
 
 def folded(h: Tensor) -> Tensor:
-    """(batch, length, width) -> (batch, windows, 16, width)."""
-    return F.pad(h, (0, 0, 0, -h.shape[1] % 16)).unflatten(1, (-1, 16))
+    """(batch, length, width) -> (batch, windows, 500, width)."""
+    return F.pad(h, (0, 0, 0, -h.shape[1] % 500)).unflatten(1, (-1, 500))
 
 
 @program

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from ..capture.called import CallSequence
-from ..capture.watching import BY_VALUES, Decision, Place, Watch
+from ..capture.watching import BY_VALUES, SEVERAL, Decision, Place, Watch
 from ..errors import UnsupportedModelError
 from .sizes import Axes, Example, OtherSizes, is_on_cpu, run_lightly
 
@@ -136,7 +136,7 @@ def find_other_ways(
     search.try_sizes()
     inside = {module for outer in opaque for module in outer.modules()}
     search.try_forcing({name for name, module in model.named_modules() if module in inside})
-    return OtherWays(ways=tuple(search.ways), unfollowed=tuple(search.open()))
+    return OtherWays(ways=tuple(search.ways), unfollowed=tuple(search.open(windows=False)))
 
 
 def watch_run(model: nn.Module, example: Example, modes: Sequence[bool] = (False, True)) -> Run:
@@ -233,9 +233,13 @@ class _Search:
         # Kept with the example itself: what differs between two runs on it does not differ by size.
         self.runs.append(run)
 
-    def open(self) -> list[Decision]:
+    def open(self, *, windows: bool = True) -> list[Decision]:
         """Decisions that depend on the input's size and have come out alike so far, one for each
         place and module.
+
+        Args:
+            windows: Whether loops of a single turn, and cuts into a single piece, on all examples
+                are among them though what decides is the same: longer inputs may have more windows.
         """
         several = len({id(run.example) for run in self.runs}) > 1
         found = [
@@ -243,8 +247,10 @@ class _Search:
             for decisions in self._by_place().values()
             if not any(decision.place in self.checks for _, decision in decisions)
             and (several or _is_by_values(decisions))
-            and _is_one_sided(decisions)
-            and not self._is_identity(decisions)
+            and (
+                (_is_one_sided(decisions) and not self._is_identity(decisions))
+                or (windows and _is_alone(decisions))
+            )
         ]
         first = {d.place for decisions in found for _, d in decisions if d.repeats is None}
         return [
@@ -364,8 +370,15 @@ class _Search:
                         yield example, axes, size
         for axes in concerned:
             size = sizes[axes]
-            for other in dict.fromkeys((size + 1, size - 1, 1, 2, size + 2, 2 * size + 1)):
-                if _is_worth_trying(axes, size, other):
+            others = [size + 1, size - 1, 1, 2, size + 2, 2 * size + 1]
+            if decision.place.part == SEVERAL:
+                # Of windows of a fixed length, the second one begins somewhere further on.
+                largest = 0 if axes.batch else min(LONGEST_ALONE, size * LARGE // example.numel())
+                others = [2 * size + 1]
+                while 2 * others[-1] < largest:
+                    others.append(2 * others[-1] + 1)
+            for other in dict.fromkeys(others):
+                if _is_worth_trying(axes, size, other, alone=decision.place.part == SEVERAL):
                     yield example, axes, other
 
     def _crossings(self, decision: Decision, axes: Axes) -> list[int]:
@@ -469,6 +482,11 @@ def _outcomes(watch: Watch) -> set[tuple[Place, str, bool]]:
 def _is_by_values(decisions: Sequence[tuple[Example, Decision]]) -> bool:
     """Whether a decision is by the size of a tensor that is as long as some values say."""
     return any(BY_VALUES in decision.sources for _, decision in decisions)
+
+
+def _is_alone(decisions: Sequence[tuple[Example, Decision]]) -> bool:
+    """Whether a loop has one turn on all examples, or a cut one piece."""
+    return decisions[0][1].place.part == SEVERAL and not any(d.outcome for _, d in decisions)
 
 
 def _is_one_sided(decisions: Sequence[tuple[Example, Decision]]) -> bool:
