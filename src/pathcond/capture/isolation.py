@@ -36,6 +36,7 @@ TABLES = ("_parameters", "_buffers", "_modules")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # Other modules, code, and what belongs to the whole process: no part of these is looked into.
 HOLDING_NOTHING = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+# What recurrent layers make of their parameters in each call.
 REBUILT = ("_flat_weights", "_flat_weight_refs")
 LEVELS = 5  # of containers and objects in each other
 MANY = 10_000  # such things

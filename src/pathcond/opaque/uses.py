@@ -332,17 +332,8 @@ def writes_into_objects(codes: Iterable[CodeType]) -> bool:
         functions = functions_of(code)
         if not functions and code.co_name not in COMPREHENSIONS:
             return True
-        for function in functions:
-            nodes = list(ast.walk(function))
-            assigned = (node for node in nodes if isinstance(node, ast.Assign))
-            names = {
-                target.id
-                for node in assigned
-                for target in node.targets
-                if isinstance(target, ast.Name) and isinstance(node.value, LOOKING_UP)
-            }
-            if any(_writes(node, names) for node in nodes):
-                return True
+        if any(True for function in functions for _ in _places_written(function)):
+            return True
     return False
 
 
@@ -350,21 +341,29 @@ def attributes_written_into(codes: Iterable[CodeType]) -> set[str]:
     """The names of the attributes into which some code writes, ``state`` of ``self.state["far"]``;
     those of code that can be read.
     """
-    found: set[str] = set()
-    for function in (function for code in codes for function in functions_of(code)):
-        nodes = list(ast.walk(function))
-        names = {
-            target.id: node.value
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.value, LOOKING_UP)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in nodes:
-            if _writes(node, names):
-                place: Any = node.func if isinstance(node, ast.Call) else node
-                found.add(_attribute_of(place.value, names))
+    functions = (function for code in codes for function in functions_of(code))
+    found = {
+        _attribute_of(place, names)
+        for function in functions
+        for place, names in _places_written(function)
+    }
     return found - {""}
+
+
+def _places_written(function: Function) -> Iterator[tuple[ast.AST, Mapping[str, ast.expr]]]:
+    """What a function writes into, and the names that it gives to what it looks up."""
+    nodes = list(ast.walk(function))
+    names = {
+        target.id: node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, LOOKING_UP)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in nodes:
+        if _writes(node, names):
+            place: Any = node.func if isinstance(node, ast.Call) else node
+            yield place.value, names
 
 
 def _attribute_of(node: ast.AST, names: Mapping[str, ast.expr]) -> str:

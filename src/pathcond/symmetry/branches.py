@@ -37,7 +37,7 @@ MAX_TRIALS = 16
 LARGE = 2**16
 # The largest sizes to try, unless twice the example's is more.
 LONGEST = 64
-LONGEST_ALONE = 1024
+LONGEST_ALONE = 1024  # where nothing but a real size shows the other outcome
 LARGEST_BATCH = 16
 
 
