@@ -20,6 +20,8 @@ from pathcond_paper.figure import Place
 from pathcond_paper.training import training, unfinished
 from pathcond_paper.training.methods import METHODS
 
+from .test_indices import RelativePositions
+
 pytestmark = pytest.mark.cuda
 
 
@@ -63,6 +65,37 @@ def test_teleports_of_both_devices_agree(dtype: torch.dtype) -> None:
     largest = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2.0**-7}[dtype]
     assert reports[1].output_change_eval < largest
     assert reports[1].rounded == (dtype == torch.bfloat16)
+
+
+class ByMask(nn.Module):
+    """Scales by 2 what a mask leaves out, unless there is nothing left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        h = self.layers(x)
+        return h if mask.all() else torch.where(mask[..., None], h, 2 * h)
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"),
+    [
+        (RelativePositions, (torch.randn(2, 3, 8, 8),)),
+        (ByMask, (torch.randn(2, 6, 4), torch.ones(2, 6, dtype=torch.bool))),
+        (lambda: nn.EmbeddingBag(7, 4), (torch.randint(0, 7, (3, 5)),)),
+    ],
+)
+def test_sizes_that_would_end_the_process_are_given_up(
+    build: Callable[[], nn.Module], inputs: tuple[Tensor, ...]
+) -> None:
+    model = build()
+    on_cpu = pathcond.find_symmetry(model, inputs)
+    on_gpu = pathcond.find_symmetry(model.cuda(), tuple(x.cuda() for x in inputs))
+    torch.cuda.synchronize()
+    assert on_gpu.num_units == on_cpu.num_units
+    assert len(on_gpu.examples) == len(on_cpu.examples)
 
 
 def test_a_large_problem_stays_on_the_device() -> None:

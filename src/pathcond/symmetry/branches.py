@@ -28,7 +28,7 @@ from torch import nn
 from ..capture.called import CallSequence
 from ..capture.watching import BY_VALUES, SEVERAL, Decision, Place, Watch
 from ..errors import UnsupportedModelError
-from .sizes import Axes, Example, OtherSizes, is_on_cpu, run_lightly
+from .sizes import Axes, Example, OtherSizes, run_lightly
 
 # Examples that are captured beside the usual ones, and trial runs to find them.
 MAX_WAYS = 6
@@ -165,13 +165,11 @@ def _run(
     modes: Sequence[bool] = (False, True),
 ) -> Run:
     """Run a model in eval mode and, unless it fails, in train mode, if it does not fail there."""
-    # Where outcomes were put in place, indices may point beyond what they are for.
-    run_on = replace(example, runnable=False) if invert and not is_on_cpu(model) else example
     watches: list[Watch] = []
     for training in modes:
         watch = Watch(model, invert)
         try:
-            run_lightly(model, run_on, training=training, call=watch.call)
+            run_lightly(model, example, training=training, call=watch.call)
         # Whatever a model raises on sizes, or on a way, that it was not made for.
         except Exception as error:
             if not training:

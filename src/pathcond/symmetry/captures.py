@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..capture.indices import as_on_cpu
 from ..capture.models import Inputs
 from ..capture.nodes import Graph, Node, is_empty
 from ..capture.outputs import require_fitting_types
@@ -21,7 +22,7 @@ from ..opaque.around import Around, capture_around, capture_inverted
 from ..opaque.recording import Recording
 from ..trees import tree_leaves, tree_map
 from .branches import Run, UnwatchableError, Way, find_other_ways, watch_run
-from .sizes import Example, OtherSizes, find_other_sizes, is_on_cpu
+from .sizes import Example, OtherSizes, find_other_sizes, is_on_meta
 
 logger = logging.getLogger("pathcond")
 
@@ -150,31 +151,43 @@ def _capture(
     inputs that nobody gave. The first capture knows which modules are opaque.
     """
     example = way.example
-    runnable = example.runnable or is_on_cpu(model)
+    runnable = example.runnable or not is_on_meta(model)
     try:
-        if not way.invert:
-            return _join_modes(
-                example,
-                capture_around(model, example.inputs, modes=modes, runnable=runnable, known=known),
-            )
-        graphs: list[Graph] = []
-        met: set[Place] = set()
-        for training in modes:
-            found = capture_inverted(
-                model, example.inputs, way.invert, known, training=training, runnable=runnable
-            )
-            graphs += found.graphs
-            met = met.union(*(watch.met for watch in found.watches))
-        if not way.invert <= met:
-            raise UnsupportedModelError(
-                "run again with a decision turned the other way, the model did not come to that "
-                "decision"
-            )
-        return Captured(example=example, graphs=tuple(graphs))
+        with as_on_cpu(model):
+            if not way.invert:
+                found = capture_around(
+                    model, example.inputs, modes=modes, runnable=runnable, known=known
+                )
+                return _join_modes(example, found)
+            return _capture_inverted(model, way, modes, known, runnable=runnable)
     except UnsupportedModelError:
         if len(modes) == 1 or example.given:
             raise
     return _capture(model, way, modes[:1], known)
+
+
+def _capture_inverted(
+    model: nn.Module,
+    way: Way,
+    modes: Sequence[bool],
+    known: Recording | None,
+    *,
+    runnable: bool,
+) -> Captured:
+    graphs: list[Graph] = []
+    met: set[Place] = set()
+    for training in modes:
+        found = capture_inverted(
+            model, way.example.inputs, way.invert, known, training=training, runnable=runnable
+        )
+        graphs += found.graphs
+        met = met.union(*(watch.met for watch in found.watches))
+    if not way.invert <= met:
+        raise UnsupportedModelError(
+            "run again with a decision turned the other way, the model did not come to that "
+            "decision"
+        )
+    return Captured(example=way.example, graphs=tuple(graphs))
 
 
 def _join_modes(example: Example, modes: Sequence[Around]) -> Captured:

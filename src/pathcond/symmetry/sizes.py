@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from ..capture.indices import as_on_cpu
 from ..capture.isolation import attributes_kept, isolated, quiet
 from ..capture.models import Inputs, as_call
 from ..capture.outputs import example_outputs
@@ -52,8 +53,8 @@ class Example:
     Attributes:
         inputs: A Tensor, a tuple of positional inputs or a dict of keyword inputs.
         given: Whether the user gave them; otherwise they were derived from the user's.
-        runnable: Whether the model can be run on them for real. Indices that the user gave may
-            point beyond an axis that was cut; on an accelerator such a read cannot be caught.
+        runnable: Whether what the model computes of them for real means something; not where
+            outcomes of its decisions were put in their place.
     """
 
     inputs: Inputs
@@ -127,13 +128,12 @@ class OtherSizes:
             each; none if the model takes the example's sizes only.
     """
 
-    model: nn.Module
     axes: tuple[Axes, ...]
     examples: tuple[Example, ...]
 
     def resize(self, example: Example, axes: Axes, size: int) -> Example:
         """An example at one more size, cut or repeated along these axes."""
-        return _resize_example(self.model, example, [(axes, size)])
+        return _resize_example(example, [(axes, size)])
 
     def apply_to(self, example: Example) -> bool:
         """Whether the axes are those of this example too: a second one may have other inputs."""
@@ -164,8 +164,8 @@ def find_other_sizes(model: nn.Module, example_inputs: Inputs) -> OtherSizes:
         for size in sizes:
             change = (axes, size)
             # With a smaller batch, if the model takes that, a run costs less.
-            beside = _accepts(model, _resize_example(model, example, [*accepted, change]))
-            if beside or (accepted and _accepts(model, _resize_example(model, example, [change]))):
+            beside = _accepts(model, _resize_example(example, [*accepted, change]))
+            if beside or (accepted and _accepts(model, _resize_example(example, [change]))):
                 accepted.append(change)
                 together &= beside
                 return True
@@ -182,8 +182,8 @@ def find_other_sizes(model: nn.Module, example_inputs: Inputs) -> OtherSizes:
         if varied().isdisjoint(axes.places):
             accepts(axes, axes.others[:FEW])
     changes = [accepted] if together else [[change] for change in accepted]
-    examples = [_resize_example(model, example, each) for each in changes if each]
-    return OtherSizes(model, tuple(axes for axes, _ in accepted), tuple(examples))
+    examples = [_resize_example(example, each) for each in changes if each]
+    return OtherSizes(tuple(axes for axes, _ in accepted), tuple(examples))
 
 
 def _that_depend_on_each_other(
@@ -210,9 +210,7 @@ def _that_depend_on_each_other(
                 yield replace(one, followers=(Follower(other.places, other.size, times),))
 
 
-def _resize_example(
-    model: nn.Module, example: Example, changes: Sequence[tuple[Axes, int]]
-) -> Example:
+def _resize_example(example: Example, changes: Sequence[tuple[Axes, int]]) -> Example:
     leaves, structure = tree_flatten(as_call(example.inputs))
     new = list(leaves)
     for axes, size in changes:
@@ -220,9 +218,7 @@ def _resize_example(
             new[at] = _resize(new[at], axis, length)
     args, kwargs = tree_unflatten(new, structure)
     inputs = kwargs if kwargs else args[0] if isinstance(example.inputs, Tensor) else args
-    return Example(
-        inputs, given=False, runnable=example.runnable and _is_runnable(model, leaves, changes)
-    )
+    return replace(example, inputs=inputs, given=False)
 
 
 def _groups(leaves: Sequence[Any]) -> Iterator[Axes]:
@@ -291,28 +287,8 @@ def _resize(tensor: Tensor, axis: int, size: int) -> Tensor:
     return tensor.index_select(axis, places)
 
 
-def _is_runnable(
-    model: nn.Module, leaves: Sequence[Any], changes: Sequence[tuple[Axes, int]]
-) -> bool:
-    if is_on_cpu(model) or any(parameter.is_meta for parameter in model.parameters()):
-        return is_on_cpu(model)
-    indices = {
-        at
-        for at, leaf in enumerate(leaves)
-        if isinstance(leaf, Tensor) and leaf.dim() and not leaf.dtype.is_floating_point
-    }
-    longer = any(size > axes.size for axes, size in changes)
-    cut_with_the_rest = all(indices <= {at for at, _ in axes.places} for axes, _ in changes)
-    return not indices or (cut_with_the_rest and not longer)
-
-
-def is_on_cpu(model: nn.Module) -> bool:
-    """Whether a read beyond the end of a tensor can be caught."""
-    return all(parameter.device.type == "cpu" for parameter in model.parameters())
-
-
 def _accepts(model: nn.Module, example: Example) -> bool:
-    """Whether the model runs on an example, in eval mode; for real where that is safe."""
+    """Whether the model runs on an example, in eval mode."""
     try:
         run_lightly(model, example)
     # Whatever a model raises on sizes that it was not made for.
@@ -328,8 +304,8 @@ def run_lightly(
     training: bool = False,
     call: Callable[..., Any] | None = None,
 ) -> None:
-    """Run a model to see whether and how it takes an example; for real where that is safe, else on
-    shapes alone.
+    """Run a model to see whether and how it takes an example; on shapes alone where values are not
+    there or mean nothing.
 
     Args:
         model, example: What to run.
@@ -337,17 +313,23 @@ def run_lightly(
         call: Calls the model, given it and its arguments.
     """
     with uninterrupted(), quiet():
-        if example.runnable and not any(parameter.is_meta for parameter in model.parameters()):
-            example_outputs(model, example.inputs, {}, training=training, call=call)
+        if example.runnable and not is_on_meta(model):
+            with as_on_cpu(model):
+                example_outputs(model, example.inputs, {}, training=training, call=call)
         else:
             _run_on_shapes(model, example.inputs, training, call)
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Whether a model has parameters without values."""
+    return any(parameter.is_meta for parameter in model.parameters())
 
 
 def _run_on_shapes(
     model: nn.Module, example_inputs: Inputs, training: bool, call: Callable[..., Any] | None
 ) -> None:
     """Run the model without computing a value."""
-    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    on_meta = is_on_meta(model)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
 
         def without_value(tensor: Tensor) -> Tensor:
