@@ -8,7 +8,6 @@ python -m tests.zoo --small    # nearly all architectures of transformers, two l
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import os
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
+from pathcond.capture.indices import as_on_cpu
 from pathcond.capture.isolation import isolated
 from pathcond.capture.models import as_call
 from pathcond.capture.outputs import example_outputs, output_change
@@ -360,7 +360,8 @@ def other_sizes(model: nn.Module, inputs: Any) -> list[Any]:
                 continue
             other = torch.utils._pytree.tree_unflatten(resized, structure)
             try:
-                outputs(model, other, training=False)
+                with as_on_cpu(model):
+                    outputs(model, other, training=False)
             except Exception:  # whatever a model raises on sizes that it does not take
                 continue
             found.append(other)
@@ -641,10 +642,6 @@ def _examine_safely(name: str, device: str, threads: int) -> Result:
         return Result(
             name, error=f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
         )
-    finally:
-        gc.collect()
-        if device != "cpu":
-            torch.cuda.empty_cache()
 
 
 def _made_with(result: Result) -> str:
