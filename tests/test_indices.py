@@ -59,11 +59,21 @@ CALLS: dict[str, Callable[[random.Random], object]] = {
     ],
     "index_put": lambda r: pairs().index_put((some_indices(r, 2),), torch.ones(3)),
     "assignment": lambda r: pairs().__setitem__(some_indices(r, 2), torch.ones(3)),
+    "_index_put_impl": lambda r: torch.ops.aten._index_put_impl(
+        pairs(), [some_indices(r, 2)], torch.ones(3)
+    ),
+    "_unsafe_index": lambda r: torch.ops.aten._unsafe_index(pairs(), [some_indices(r, 2)]),
+    "_unsafe_index_put": lambda r: torch.ops.aten._unsafe_index_put(
+        pairs(), [some_indices(r, 2)], torch.ones(3)
+    ),
     "take": lambda r: torch.rand(ROWS).take(some_indices(r, 2)),
     "put": lambda r: torch.rand(ROWS).put(some_indices(r, 2), torch.ones(2)),
     "embedding": lambda r: F.embedding(some_indices(r, 2, 2), pairs()),
     "embedding, renormed": lambda r: F.embedding(some_indices(r, 2), pairs(), max_norm=1.0),
     "embedding_bag": lambda r: F.embedding_bag(some_indices(r, 2, 2), pairs()),
+    "embedding_bag, to be trained": lambda r: F.embedding_bag(
+        some_indices(r, 2, 2), pairs().requires_grad_()
+    ),
     "cross_entropy": lambda r: F.cross_entropy(torch.rand(4, ROWS), some_indices(r, 4)),
     "cross_entropy of one": lambda r: F.cross_entropy(torch.rand(ROWS), some_indices(r)),
     "cross_entropy, some ignored": lambda r: F.cross_entropy(
@@ -117,6 +127,23 @@ def test_what_a_cpu_refuses_is_refused_before_the_call(name: str) -> None:
         for seed in range(40)
     }
     assert outcomes == ({("", "")} if name == "dropout" else {("", ""), ("torch", "us")})
+
+
+def test_every_call_that_is_looked_at_is_held_against_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met = set()
+
+    class Met(dict[str, object]):
+        def get(self, family: str, default: object = None) -> object:
+            met.add(family)
+            return super().get(family, default)
+
+    families = {*indices.READS, *indices.VALUES}
+    monkeypatch.setattr(indices, "READS", Met(indices.READS))
+    for call in CALLS.values():
+        refused_by(call, 0, watched=True)
+    assert families <= met
 
 
 class RelativePositions(nn.Module):

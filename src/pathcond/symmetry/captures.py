@@ -174,6 +174,7 @@ def _capture_inverted(
     *,
     runnable: bool,
 ) -> Captured:
+    """Capture a model on a way on which some of its decisions are turned."""
     graphs: list[Graph] = []
     met: set[Place] = set()
     for training in modes:
