@@ -15,6 +15,8 @@ from pathcond.capture import indices
 from pathcond.capture.indices import AsOnCPU, as_on_cpu
 from pathcond.symmetry import captures, sizes
 
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")  # once in a process, "is in beta"
+
 FILE = indices.__file__
 ROWS = 5
 
@@ -119,7 +121,6 @@ def refused_by(call: Callable[[random.Random], object], seed: int, *, watched: b
     return ""
 
 
-@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", CALLS)
 def test_what_a_cpu_refuses_is_refused_before_the_call(name: str) -> None:
     outcomes = {
