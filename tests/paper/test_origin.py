@@ -75,6 +75,8 @@ def test_a_package_is_as_at_a_commit_while_its_code_is(package: Path) -> None:
         "__init__.py", code.replace("What", "All that").replace("It is", "There").replace("why", "")
     )
     assert origin.is_as_at(first, package), "docstrings, comments, messages"
+    commit("__init__.py", code.partition("\n")[2])
+    assert origin.is_as_at(first, package), "a docstring less"
     told = commit("told/page.py", "a = 1\n")
     assert not origin.is_as_at(first, package)
     assert origin.is_as_at(first, package, but=("told",))
