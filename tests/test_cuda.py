@@ -85,6 +85,7 @@ class ByMask(nn.Module):
         (RelativePositions, (torch.randn(2, 3, 8, 8),)),
         (ByMask, (torch.randn(2, 6, 4), torch.ones(2, 6, dtype=torch.bool))),
         (lambda: nn.EmbeddingBag(7, 4), (torch.randint(0, 7, (3, 5)),)),
+        (lambda: nn.EmbeddingBag(7, 4), (torch.randint(0, 7, (6,)), torch.tensor([0, 2, 4]))),
     ],
 )
 def test_sizes_that_would_end_the_process_are_given_up(

@@ -76,6 +76,12 @@ CALLS: dict[str, Callable[[random.Random], object]] = {
     "embedding_bag, to be trained": lambda r: F.embedding_bag(
         some_indices(r, 2, 2), pairs().requires_grad_()
     ),
+    "embedding_bag, one after the other": lambda r: F.embedding_bag(
+        torch.zeros(ROWS, dtype=torch.long), pairs(), some_indices(r, 2)
+    ),
+    "embedding_bag, with the end": lambda r: F.embedding_bag(
+        torch.zeros(ROWS, dtype=torch.long), pairs(), some_indices(r, 3), include_last_offset=True
+    ),
     "cross_entropy": lambda r: F.cross_entropy(torch.rand(4, ROWS), some_indices(r, 4)),
     "cross_entropy of one": lambda r: F.cross_entropy(torch.rand(ROWS), some_indices(r)),
     "cross_entropy, some ignored": lambda r: F.cross_entropy(
@@ -103,6 +109,11 @@ CALLS: dict[str, Callable[[random.Random], object]] = {
     "bernoulli": lambda r: torch.bernoulli(some_values(r, 3)),
     "bernoulli_": lambda r: torch.rand(3).bernoulli_(some_values(r, 3)),
     "dropout": lambda r: F.dropout(pairs(), r.choice([0.0, 0.5, 1.0])),
+    "poisson": lambda r: torch.poisson(some_values(r, 3)),
+    "repeat_interleave": lambda r: pairs().repeat_interleave(some_indices(r, ROWS), 0),
+    "repeat_interleave, so many": lambda r: torch.rand(1, 3).repeat_interleave(
+        some_indices(r, 1), 0, output_size=2
+    ),
     "binary_cross_entropy": lambda r: F.binary_cross_entropy(some_values(r, 3), torch.ones(3)),
     "multinomial": lambda r: torch.multinomial(some_values(r, 2, 3), 1),
     "multinomial of zeros": lambda r: torch.multinomial(torch.full((2,), r.choice([0.0, 1.0])), 1),
@@ -110,21 +121,27 @@ CALLS: dict[str, Callable[[random.Random], object]] = {
 }
 
 
-def refused_by(call: Callable[[random.Random], object], seed: int, *, watched: bool) -> str:
+def refused_by(
+    call: Callable[[random.Random], object], seed: int, *, watched: bool, inference: bool = False
+) -> str:
     """Who refuses a call: nobody, torch, or what looks at it before."""
     torch.manual_seed(seed)
     try:
-        with AsOnCPU() if watched else nullcontext():
+        with torch.inference_mode(inference), AsOnCPU() if watched else nullcontext():
             call(random.Random(seed))
     except (IndexError, RuntimeError) as error:
         return "us" if traceback.extract_tb(error.__traceback__)[-1].filename == FILE else "torch"
     return ""
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_cpu_refuses_is_refused_before_the_call(name: str) -> None:
+def test_what_a_cpu_refuses_is_refused_before_the_call(name: str, inference: bool) -> None:
     outcomes = {
-        (refused_by(CALLS[name], seed, watched=False), refused_by(CALLS[name], seed, watched=True))
+        tuple(
+            refused_by(CALLS[name], seed, watched=watched, inference=inference)
+            for watched in (False, True)
+        )
         for seed in range(40)
     }
     assert outcomes == ({("", "")} if name == "dropout" else {("", ""), ("torch", "us")})

@@ -4,6 +4,7 @@ is marked ``zoo``. Those that run every time have smaller images and a layer les
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import pathcond
 from pathcond.symmetry.captures import Captured, capture_all
 from pathcond.symmetry.symmetry import symmetry_of
 
+from . import zoo
 from .small_transformers import CLASSES, MODELS, build
 from .zoo import (
     DEFAULT,
@@ -131,4 +133,21 @@ def test_the_last_row_of_a_model_counts(tmp_path: Path) -> None:
     found = read_rows(path)
     assert list(found) == ["one", "two"]
     assert found["one"].commit == "no commit"
-    assert not any(is_current(row.commit) for row in found.values())
+    assert not any(is_current(row) for row in found.values())
+
+
+def test_what_runs_on_a_gpu_alone_leaves_rows_of_a_cpu_current(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left_out = {}
+
+    def as_at(commit: str, package: Path, *, but: Sequence[str]) -> bool:
+        left_out[commit] = but
+        return True
+
+    monkeypatch.setattr(zoo, "is_as_at", as_at)
+    for device in ("cpu", "cuda"):
+        assert is_current(Result("one", environment=f"torch 2.13.0, {device}", commit=device))
+    assert "capture/indices.py" in left_out["cpu"]
+    assert "capture/indices.py" not in left_out["cuda"]
+    assert set(left_out["cuda"]) < set(left_out["cpu"])

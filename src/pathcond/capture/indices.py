@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -51,22 +52,32 @@ class AsOnCPU(TorchDispatchMode):
         name = func.name() if isinstance(func, torch._ops.OpOverload) else ""
         family = name.removeprefix("aten::").partition(".")[0].rstrip("_")
         reads, values = READS.get(family), VALUES.get(family)
-        if reads is None and values is None:
+        in_parts = bool(name) and _consists_of_others(func)
+        if reads is None and values is None and not in_parts:
             return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        with_values = not any(isinstance(t, FakeTensor) or t.is_meta for t in tensors)
-        if with_values and any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
+        if any(isinstance(t, FakeTensor) or t.is_meta for t in tensors):  # without values
+            return func(*args, **kwargs)
+        if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
             return NotImplemented  # a tensor in several parts comes here again, part by part
-        if with_values:
-            schema = func._schema.arguments
-            given = dict(zip([argument.name for argument in schema], args, strict=False)) | kwargs
-            arguments = {argument.name: argument.default_value for argument in schema} | given
-            with torch._C.DisableTorchFunction():
-                for index, count, from_end in reads(arguments) if reads else ():
-                    _require_within(func.name(), index, count, from_end)
-                if values and not values(arguments):
-                    raise RuntimeError(f"{func.name()} does not take such values")
+        if in_parts:
+            with self:
+                return func.decompose(*args, **kwargs)
+        schema = func._schema.arguments
+        given = dict(zip([argument.name for argument in schema], args, strict=False)) | kwargs
+        arguments = {argument.name: argument.default_value for argument in schema} | given
+        with torch._C.DisableTorchFunction():
+            for index, count, from_end in reads(arguments) if reads else ():
+                _require_within(func.name(), index, count, from_end)
+            if values and not values(arguments):
+                raise RuntimeError(f"{func.name()} does not take such values")
         return func(*args, **kwargs)
+
+
+@cache
+def _consists_of_others(func: torch._ops.OpOverload) -> bool:
+    """Whether a call is made of others, which come here in its place except in inference mode."""
+    return bool(func._can_decompose())
 
 
 def _require_within(name: str, index: Tensor, count: int, from_end: bool) -> None:
@@ -164,6 +175,23 @@ def _are_probabilities(arguments: Arguments) -> bool:
     return _is_share(p) if isinstance(p, Tensor) else True  # a number is looked at at once
 
 
+def _is_rate(arguments: Arguments) -> bool:
+    return bool((arguments["self"] >= 0).all())
+
+
+def _follow_each_other(arguments: Arguments) -> bool:
+    """Bags, each from where it starts to where the next one does, from the first index on."""
+    starts = arguments["offsets"]
+    ends = torch.cat([starts[1:], starts.new_tensor([len(arguments["indices"])])])
+    return bool((starts[:1] == 0).all() and (starts <= ends).all())
+
+
+def _fill_the_output(arguments: Arguments) -> bool:
+    """As many repetitions as the output, where it was said, has places."""
+    repeats, places = arguments["repeats"], arguments["output_size"]
+    return bool((repeats >= 0).all()) and places in (None, int(repeats.sum()))
+
+
 def _suffice(arguments: Arguments) -> bool:
     """As many values as the mask has places."""
     mask, _ = torch.broadcast_tensors(arguments["mask"], arguments["self"])
@@ -171,9 +199,12 @@ def _suffice(arguments: Arguments) -> bool:
 
 
 VALUES: dict[str, Callable[[Arguments], bool]] = {
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _follow_each_other),
     "_assert_async": lambda arguments: bool(arguments["self"].all()),
     "bernoulli": _are_probabilities,
     "binary_cross_entropy": lambda arguments: _is_share(arguments["self"]),
     "masked_scatter": _suffice,
     "multinomial": _are_weights,
+    "poisson": _is_rate,
+    "repeat_interleave": _fill_the_output,
 }
