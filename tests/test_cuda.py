@@ -20,7 +20,7 @@ from pathcond_paper.figure import Place
 from pathcond_paper.training import training, unfinished
 from pathcond_paper.training.methods import METHODS
 
-from .test_indices import RelativePositions
+from .test_indices import EDGES, Graph, RelativePositions
 
 pytestmark = pytest.mark.cuda
 
@@ -83,6 +83,7 @@ class ByMask(nn.Module):
     ("build", "inputs"),
     [
         (RelativePositions, (torch.randn(2, 3, 8, 8),)),
+        (Graph, (torch.randn(6, 3), EDGES)),
         (ByMask, (torch.randn(2, 6, 4), torch.ones(2, 6, dtype=torch.bool))),
         (lambda: nn.EmbeddingBag(7, 4), (torch.randint(0, 7, (3, 5)),)),
         (lambda: nn.EmbeddingBag(7, 4), (torch.randint(0, 7, (6,)), torch.tensor([0, 2, 4]))),
@@ -97,6 +98,8 @@ def test_sizes_that_would_end_the_process_are_given_up(
     torch.cuda.synchronize()
     assert on_gpu.num_units == on_cpu.num_units
     assert len(on_gpu.examples) == len(on_cpu.examples)
+    pathcond.condition_(model, tuple(x.cuda() for x in inputs))
+    torch.cuda.synchronize()
 
 
 def test_a_large_problem_stays_on_the_device() -> None:

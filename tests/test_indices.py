@@ -2,8 +2,8 @@
 
 import random
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathcond
-from pathcond.capture import indices
+from pathcond.capture import indices, outputs
 from pathcond.capture.indices import AsOnCPU, as_on_cpu
+from pathcond.lifting import lifting
 from pathcond.symmetry import captures, sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")  # once in a process, "is in beta"
@@ -87,6 +88,12 @@ CALLS: dict[str, Callable[[random.Random], object]] = {
     "cross_entropy, some ignored": lambda r: F.cross_entropy(
         torch.rand(4, ROWS), some_indices(r, 4), ignore_index=-2
     ),
+    "cross_entropy of shares": lambda r: F.cross_entropy(torch.rand(4, ROWS), torch.rand(4, ROWS)),
+    "nll_loss": lambda r: F.nll_loss(torch.rand(4, ROWS), some_indices(r, 4)),
+    "nll_loss of aten": lambda r: torch.ops.aten.nll_loss(torch.rand(4, ROWS), some_indices(r, 4)),
+    "nll_loss2d": lambda r: torch.ops.aten.nll_loss2d(
+        torch.rand(2, ROWS, 3, 3), some_indices(r, 2, 3, 3)
+    ),
     "cross_entropy of pixels": lambda r: F.cross_entropy(
         torch.rand(2, ROWS, 2, 2), some_indices(r, 2, 2, 2)
     ),
@@ -111,14 +118,20 @@ CALLS: dict[str, Callable[[random.Random], object]] = {
     "dropout": lambda r: F.dropout(pairs(), r.choice([0.0, 0.5, 1.0])),
     "poisson": lambda r: torch.poisson(some_values(r, 3)),
     "repeat_interleave": lambda r: pairs().repeat_interleave(some_indices(r, ROWS), 0),
-    "repeat_interleave, so many": lambda r: torch.rand(1, 3).repeat_interleave(
-        some_indices(r, 1), 0, output_size=2
+    "repeat_interleave, so many": lambda r: torch.rand(2, 3).repeat_interleave(
+        some_indices(r, 1), 0, output_size=4
     ),
+    "repeat_interleave, all of it": lambda r: torch.rand(ROWS).repeat_interleave(
+        some_indices(r, ROWS)
+    ),
+    "repeat_interleave, a number": lambda r: pairs().repeat_interleave(r.randrange(3), 0),
     "binary_cross_entropy": lambda r: F.binary_cross_entropy(some_values(r, 3), torch.ones(3)),
     "multinomial": lambda r: torch.multinomial(some_values(r, 2, 3), 1),
     "multinomial of zeros": lambda r: torch.multinomial(torch.full((2,), r.choice([0.0, 1.0])), 1),
     "_assert_async": lambda r: torch._assert_async(torch.tensor(r.choice([True, False]))),
 }
+
+NEVER_REFUSED = ("cross_entropy of shares", "dropout", "repeat_interleave, a number")
 
 
 def refused_by(
@@ -144,7 +157,7 @@ def test_what_a_cpu_refuses_is_refused_before_the_call(name: str, inference: boo
         )
         for seed in range(40)
     }
-    assert outcomes == ({("", "")} if name == "dropout" else {("", ""), ("torch", "us")})
+    assert outcomes == ({("", "")} if name in NEVER_REFUSED else {("", ""), ("torch", "us")})
 
 
 def test_every_call_that_is_looked_at_is_held_against_a_cpu(
@@ -159,8 +172,9 @@ def test_every_call_that_is_looked_at_is_held_against_a_cpu(
 
     families = {*indices.READS, *indices.VALUES}
     monkeypatch.setattr(indices, "READS", Met(indices.READS))
-    for call in CALLS.values():
-        refused_by(call, 0, watched=True)
+    for inference in (False, True):
+        for call in CALLS.values():
+            refused_by(call, 0, watched=True, inference=inference)
     assert families <= met
 
 
@@ -182,31 +196,62 @@ class RelativePositions(nn.Module):
         return self.head(h + self.bias[distance].mean()).mean(1)
 
 
-def test_sizes_beyond_a_table_inside_a_model_never_come_to_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A GPU would end the process at these."""
-    model, images = RelativePositions(), torch.randn(2, 3, 8, 8)
-    usual = pathcond.find_symmetry(model, images)
+class Graph(nn.Module):
+    """Every node receives from others, which the example batch names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        sender, receiver = edges.unbind(1)
+        h = self.layers(x)
+        return h.index_add(0, receiver, h[sender])
+
+
+EDGES = torch.tensor([[0, 1], [1, 0], [5, 2], [3, 4], [2, 5], [4, 3]])
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[list[str]]:
+    """Models on a CPU are treated as if they were on a GPU; the calls that are refused there."""
     refused = []
 
-    def looked_at(name: str, index: Tensor, count: int, from_end: bool) -> None:
+    def look(name: str, index: Tensor, count: int, from_end: bool) -> None:
         try:
-            look(name, index, count, from_end)
+            look_at(name, index, count, from_end)
         except IndexError:
             refused.append(name)
             raise
 
-    look = indices._require_within
-    monkeypatch.setattr(indices, "_require_within", looked_at)
-    for module in (captures, sizes):
-        monkeypatch.setattr(module, "as_on_cpu", lambda model: AsOnCPU())
-    watched = pathcond.find_symmetry(model, images)
+    look_at = indices._require_within
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indices, "_require_within", look)
+        for module in (captures, lifting, outputs, sizes):
+            patch.setattr(module, "as_on_cpu", lambda model: AsOnCPU())
+        yield refused
+
+
+def test_sizes_beyond_a_table_inside_a_model_never_come_to_the_device() -> None:
+    """A GPU would end the process at these."""
+    model, images = RelativePositions(), torch.randn(2, 3, 8, 8)
+    usual = pathcond.find_symmetry(model, images)
+    with as_on_a_gpu() as refused:
+        watched = pathcond.find_symmetry(model, images)
     assert set(refused) == {"aten::index.Tensor"}
     assert watched.num_units == usual.num_units == 8
     assert [tuple(e.inputs.shape) for e in watched.examples] == [
         tuple(e.inputs.shape) for e in usual.examples
     ]
+
+
+def test_a_batch_cut_where_it_must_not_be_never_comes_to_the_device() -> None:
+    model, inputs = Graph(), (torch.randn(6, 3), EDGES)
+    usual = pathcond.diag_g(model, inputs)
+    with as_on_a_gpu() as refused:
+        watched = pathcond.diag_g(model, inputs)
+    assert set(refused) == {"aten::index_add"}
+    assert all(torch.equal(values, watched[name]) for name, values in usual.items())
 
 
 def test_models_on_a_cpu_or_without_values_are_run_as_they_are() -> None:

@@ -25,7 +25,7 @@ from torch import nn
 from .. import trees
 from ..errors import UnsupportedModelError
 from .nodes import TORCH_FOLDER
-from .source import parse, source_of
+from .source import last_name, parse, source_of
 
 # Files between the user's call and the mode that sees it.
 PLUMBING = frozenset(
@@ -298,7 +298,7 @@ def _passes_exceptions_on(item: ast.withitem) -> bool:
     """Whether a context manager is known to keep no exception to itself."""
     called = item.context_expr
     called = called.func if isinstance(called, ast.Call) else called
-    return _root_of(called) == "torch" or _last_name(called) in TRANSPARENT
+    return _root_of(called) == "torch" or last_name(called) in TRANSPARENT
 
 
 @functools.lru_cache(maxsize=64)
@@ -322,20 +322,13 @@ def _checked_lines(source: str) -> frozenset[int]:
         elif (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Call)
-            and _last_name(node.value.func).startswith(ASSERTING)
+            and last_name(node.value.func).startswith(ASSERTING)
             and _remembers_nothing(node.value)
         ):
             found.update(_lines(node.value))
         elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
             others.update(_lines(node.test))
     return frozenset(found - others)
-
-
-def _last_name(node: ast.expr) -> str:
-    """``_assert`` of ``torch._assert``."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _root_of(node: ast.expr) -> str:
@@ -393,7 +386,7 @@ def _only_talks(statement: ast.stmt) -> bool:
     called = statement.value.func
     if not (isinstance(called, ast.Attribute) and called.attr in SPEAKING):
         return False
-    listener = _last_name(called.value).lower()
+    listener = last_name(called.value).lower()
     return any(part in listener for part in TO_WHOM)
 
 

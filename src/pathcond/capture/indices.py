@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -52,17 +51,13 @@ class AsOnCPU(TorchDispatchMode):
         name = func.name() if isinstance(func, torch._ops.OpOverload) else ""
         family = name.removeprefix("aten::").partition(".")[0].rstrip("_")
         reads, values = READS.get(family), VALUES.get(family)
-        in_parts = bool(name) and _consists_of_others(func)
-        if reads is None and values is None and not in_parts:
+        if reads is None and values is None:
             return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(isinstance(t, FakeTensor) or t.is_meta for t in tensors):  # without values
             return func(*args, **kwargs)
         if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
             return NotImplemented  # a tensor in several parts comes here again, part by part
-        if in_parts:
-            with self:
-                return func.decompose(*args, **kwargs)
         schema = func._schema.arguments
         given = dict(zip([argument.name for argument in schema], args, strict=False)) | kwargs
         arguments = {argument.name: argument.default_value for argument in schema} | given
@@ -72,12 +67,6 @@ class AsOnCPU(TorchDispatchMode):
             if values and not values(arguments):
                 raise RuntimeError(f"{func.name()} does not take such values")
         return func(*args, **kwargs)
-
-
-@cache
-def _consists_of_others(func: torch._ops.OpOverload) -> bool:
-    """Whether a call is made of others, which come here in its place except in inference mode."""
-    return bool(func._can_decompose())
 
 
 def _require_within(name: str, index: Tensor, count: int, from_end: bool) -> None:
@@ -118,6 +107,8 @@ def _anywhere(arguments: Arguments) -> Iterator[Read]:
 def _classes(arguments: Arguments) -> Iterator[Read]:
     """The class of every sample, among as many as it has scores."""
     scores, target = arguments["self"], arguments["target"]
+    if target.is_floating_point():  # shares of all classes
+        return
     if "ignore_index" in arguments:
         target = target[target != arguments["ignore_index"]]
     yield target, scores.shape[1 if scores.dim() > 1 else 0], False
@@ -131,6 +122,11 @@ def _several_classes(arguments: Arguments) -> Iterator[Read]:
 def _of_output(arguments: Arguments) -> Iterator[Read]:
     yield arguments["indices"], math.prod(arguments["output_size"]), False
 
+
+# In inference mode a call that consists of others comes as one.
+BAGS = ("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag")
+LOSSES = ("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss")
+LOSSES_OF_OTHERS = ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd")
 
 READS: dict[str, Callable[[Arguments], Iterator[Read]]] = {
     **dict.fromkeys(
@@ -150,12 +146,10 @@ READS: dict[str, Callable[[Arguments], Iterator[Read]]] = {
     **dict.fromkeys(
         ("index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"), _by_axis
     ),
-    **dict.fromkeys(
-        ("embedding", "embedding_renorm", "_embedding_bag", "_embedding_bag_forward_only"), _rows
-    ),
+    **dict.fromkeys(("embedding", "embedding_renorm", *BAGS), _rows),
     **dict.fromkeys(("take", "put"), _anywhere),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _classes),
-    "multilabel_margin_loss_forward": _several_classes,
+    **dict.fromkeys((*LOSSES, *LOSSES_OF_OTHERS), _classes),
+    **dict.fromkeys(("multilabel_margin_loss_forward", "multilabel_margin_loss"), _several_classes),
     **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _of_output),
 }
 
@@ -187,8 +181,13 @@ def _follow_each_other(arguments: Arguments) -> bool:
 
 
 def _fill_the_output(arguments: Arguments) -> bool:
-    """As many repetitions as the output, where it was said, has places."""
+    """As many repetitions as the output, where its size is given, has places."""
     repeats, places = arguments["repeats"], arguments["output_size"]
+    if not isinstance(repeats, Tensor):
+        return True  # a number is looked at at once
+    if "self" in arguments:  # one number may stand for all
+        tensor, dim = arguments["self"], arguments["dim"]
+        repeats = repeats.expand(tensor.numel() if dim is None else tensor.shape[dim])
     return bool((repeats >= 0).all()) and places in (None, int(repeats.sum()))
 
 
@@ -199,7 +198,7 @@ def _suffice(arguments: Arguments) -> bool:
 
 
 VALUES: dict[str, Callable[[Arguments], bool]] = {
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _follow_each_other),
+    **dict.fromkeys(BAGS, _follow_each_other),
     "_assert_async": lambda arguments: bool(arguments["self"].all()),
     "bernoulli": _are_probabilities,
     "binary_cross_entropy": lambda arguments: _is_share(arguments["self"]),

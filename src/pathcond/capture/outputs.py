@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..distributed.sharding import computes_in, reshard
 from ..errors import UnsupportedModelError
 from ..interrupts import interruptible, uninterrupted
+from .indices import as_on_cpu
 from .isolation import attributes_kept, isolated, replaced, weights_kept
 from .models import Inputs, as_call, fresh_call, returned_leaves
 from .tf32 import backends_of, without_tf32
@@ -144,10 +145,11 @@ def split_samples(model: nn.Module, example_inputs: Inputs) -> list[Any]:
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     disturbed = tree_map(_disturb, inputs)
     try:
-        paired, *alone = (
-            example_outputs(model, samples(*bounds, disturbed), values, training=False)
-            for bounds in ((0, 2), (0, 1), (1, 2))
-        )
+        with as_on_cpu(model):
+            paired, *alone = (
+                example_outputs(model, samples(*bounds, disturbed), values, training=False)
+                for bounds in ((0, 2), (0, 1), (1, 2))
+            )
     except Exception:  # whatever a model raises when its inputs are cut where they must not be
         return [example_inputs]
     for i, single in enumerate(alone):

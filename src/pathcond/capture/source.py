@@ -89,3 +89,10 @@ def _first_line(function: Function) -> int:
 
 def _name(function: Function) -> str:
     return "<lambda>" if isinstance(function, ast.Lambda) else function.name
+
+
+def last_name(node: ast.expr) -> str:
+    """``_assert`` of ``torch._assert``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..capture.aliasing import list_written_leaves
+from ..capture.indices import as_on_cpu
 from ..capture.isolation import isolated
 from ..capture.models import Inputs, as_call, canonical_names
 from ..capture.nodes import Graph, Node
@@ -184,7 +185,8 @@ def capture_sample(model: nn.Module, example_inputs: Inputs | Sample | Prepared)
     require_usable(*as_call(example_inputs))
     require_fitting_types(model, example_inputs)
     samples = split_samples(model, example_inputs)
-    captured = _capture_typical(model, samples, example_inputs)
+    with as_on_cpu(model):
+        captured = _capture_typical(model, samples, example_inputs)
     # One sample does not reach all that the batch does.
     children = children_on(model, example_inputs, captured)
     _refuse_written_parameters(captured.graph)

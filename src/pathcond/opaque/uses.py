@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ..capture.contents import PLAIN, parts_of
-from ..capture.source import Function, functions_of
+from ..capture.source import Function, functions_of, last_name
 
 # What an expression may be: nothing to do with the module; a module around it, or a container of
 # such; the module itself. The greatest counts.
@@ -385,14 +385,10 @@ def sets_elsewhere(module: nn.Module) -> set[str]:
             for node in ast.walk(function):
                 if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                     found |= {node.attr} if getattr(node.value, "id", "") != own else set()
-                elif isinstance(node, ast.Call) and _last_name(node.func).endswith("setattr"):
+                elif isinstance(node, ast.Call) and last_name(node.func).endswith("setattr"):
                     strings = [part.value for part in node.args if isinstance(part, ast.Constant)]
                     found |= {part for part in strings if isinstance(part, str)}
     return found
-
-
-def _last_name(function: ast.expr) -> str:
-    return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def _writes(node: ast.AST, names: Collection[str]) -> bool:
