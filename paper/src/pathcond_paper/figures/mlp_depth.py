@@ -162,7 +162,7 @@ def _rates_drawing(rows: Sequence[Row]) -> Drawing:
             [
                 row
                 for row in where(rows, learning_rate=rate)
-                if row.job["method"] in (*AT_OTHER_RATES, "enorm")
+                if row.job["method"] in (*AT_OTHER_RATES, "default", "enorm")
             ],
         )
         panel.set_title(f"learning rate {rate:g}")
@@ -483,10 +483,7 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
     at_highest = gains_by(where(rows, learning_rate=highest), "depth", "paper")
     deepest = min(at_highest, key=lambda depth: at_highest[depth])
     enorm = gains_by(rows, "learning_rate", "enorm")
-    worst = {
-        rate: min(gains_by(where(rows, learning_rate=rate), "depth", "paper").items(), key=_second)
-        for rate in gains
-    }
+    worst = _worst_by_rate(rows, "paper")
     rate, (depth, loss) = min(worst.items(), key=lambda pair: _second(pair[1]))
     return [
         Claim.judge(
@@ -520,15 +517,27 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
             loss > -0.5,
             f"{loss:+.1f} points of training accuracy beside the baseline at worst, at {rate:g} "
             f"with {depth:g} layers.",
-            "At worst: "
-            + ", ".join(
-                f"{found:+.1f} at {rate:g} with {depth:g} layers"
-                for rate, (depth, found) in worst.items()
-            )
-            + f". {seeds}.",
+            f"At worst: {_tell_worst(worst)}. {seeds}.",
             bound="no depth loses more than 0.5 points at any rate",
+            ours=tell_each(OURS, lambda method: _tell_worst(_worst_by_rate(rows, method))),
         ),
     ]
+
+
+def _worst_by_rate(rows: Sequence[Row], method: str) -> dict[float, tuple[float, float]]:
+    """The depth that gains least at each learning rate, and the points that it gains."""
+    found = {}
+    for rate in settings_of(rows, "learning_rate"):
+        by_depth = gains_by(where(rows, learning_rate=rate), "depth", method)
+        if by_depth:
+            found[rate] = min(by_depth.items(), key=_second)
+    return found
+
+
+def _tell_worst(worst: dict[float, tuple[float, float]]) -> str:
+    return ", ".join(
+        f"{gain:+.1f} at {rate:g} with {depth:g} layers" for rate, (depth, gain) in worst.items()
+    )
 
 
 def _second(pair: tuple[float, float]) -> float:
