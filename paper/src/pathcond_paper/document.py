@@ -66,6 +66,7 @@ def page(folder: Path, out: Path) -> str:
 
 def _section(figure: Reproduction, folder: Path, out: Path) -> Iterator[str]:
     yield f"## {_text(figure.title)}\n"
+    yield f"{_text(figure.about)}\n"
     for name in figure.drawings:
         path = Path(os.path.relpath(folder / f"{name}.png", out.parent)).as_posix()
         caption = _text(str(figure.drawings[name].get_label()))

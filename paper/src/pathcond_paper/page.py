@@ -37,8 +37,9 @@ ABOUT = {
     "mlp-depth": "How many passes over the data networks of 2 to 8 hidden layers need until they "
     "classify 99 % of the training images right; fewer is better.",
     "cifar-nv": "Training and test accuracy of a convolutional network, epoch by epoch; higher is "
-    "better. Two networks: the one that the authors trained, and the one that their text "
-    "describes.",
+    "better. Two networks: “as published” is the one that the authors trained, with biases and "
+    "no BatchNorm behind the classifier; “as described” is that of their text, without biases and "
+    "with that BatchNorm.",
     "autoencoder": "How well networks that squeeze images through a narrow layer reproduce them, "
     "over how narrow it is; a lower loss is better.",
     "regimes": "How far conditioning moves the weights of a fresh network, over how uneven its "

@@ -157,7 +157,7 @@ def _unknown(name: str | None) -> str:
     near = get_close_matches(name or "", [*FIGURES, "all"], n=1, cutoff=0.5)
     problem = "Say what to reproduce." if name is None else f"There is no {name!r} to reproduce."
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{problem}{meant} There is, besides all:\n{list_figures()}"
+    return f"{problem}{meant} Choose one of these, or all:\n{list_figures()}"
 
 
 def _compute(sweep: Sweep, request: Request, command: str) -> FailedRunsError | None:

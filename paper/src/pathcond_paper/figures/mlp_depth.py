@@ -424,7 +424,7 @@ def _strongest(rows: Sequence[Row], paper: dict[int, Speedup]) -> Claim:
     most = known[3].times >= max(found.times for found in known.values())
     gains = all(found.times > 1 for by in (known, running) for found in by.values())
     least = min(running, key=lambda depth: running[depth].times, default=3)
-    in_steps = f"; in train mode {running[least]} at {least}" if running else ""
+    in_steps = f"; in train mode {running[least]} at {least} layers" if running else ""
     return Claim.judge(
         text,
         most and gains,
@@ -478,7 +478,7 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
     seeds = seeds_at_rates(rows, "baseline", "paper")
     told = f"{_points(gains)} points of training accuracy beside the baseline."
     details = f"Means over epochs and depths; {seeds}."
-    others = tell_each(OURS, lambda method: _points(gains_by(rows, "learning_rate", method)))
+    others = _ours_by_rate(rows)
     highest = max(gains)
     at_highest = gains_by(where(rows, learning_rate=highest), "depth", "paper")
     deepest = min(at_highest, key=lambda depth: at_highest[depth])
@@ -517,11 +517,22 @@ def _rate_claims(rows: Sequence[Row]) -> list[Claim]:
             loss > -0.5,
             f"{loss:+.1f} points of training accuracy beside the baseline at worst, at {rate:g} "
             f"with {depth:g} layers.",
-            f"At worst: {_tell_worst(worst)}. {seeds}.",
+            f"At worst: {', '.join(_tell_worst({rate: worst[rate]}) for rate in worst)}. {seeds}.",
             bound="no depth loses more than 0.5 points at any rate",
             ours=tell_each(OURS, lambda method: _tell_worst(_worst_by_rate(rows, method))),
         ),
     ]
+
+
+def _ours_by_rate(rows: Sequence[Row]) -> str:
+    """Points that the library's own methods gain at each learning rate; the rates once, where all
+    have the same.
+    """
+    gains = {method: gains_by(rows, "learning_rate", method) for method in OURS}
+    if len({tuple(by_rate) for by_rate in gains.values()}) > 1:
+        return tell_each(OURS, lambda method: _points(gains[method]))
+    values = tell_each(OURS, lambda method: ", ".join(f"{g:+.1f}" for g in gains[method].values()))
+    return f"{values} at {', '.join(f'{rate:g}' for rate in gains[OURS[0]])}"
 
 
 def _worst_by_rate(rows: Sequence[Row], method: str) -> dict[float, tuple[float, float]]:
@@ -535,9 +546,11 @@ def _worst_by_rate(rows: Sequence[Row], method: str) -> dict[float, tuple[float,
 
 
 def _tell_worst(worst: dict[float, tuple[float, float]]) -> str:
-    return ", ".join(
-        f"{gain:+.1f} at {rate:g} with {depth:g} layers" for rate, (depth, gain) in worst.items()
-    )
+    """The least of what ``_worst_by_rate`` found."""
+    if not worst:
+        return ""
+    rate, (depth, gain) = min(worst.items(), key=lambda pair: _second(pair[1]))
+    return f"{gain:+.1f} at {rate:g} with {depth:g} layers"
 
 
 def _second(pair: tuple[float, float]) -> float:

@@ -200,7 +200,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             uneven,
             max(over_alpha) < -TREND,
             f"{min(over_alpha):.2f} to {max(over_alpha):.2f} is the rank correlation of max "
-            f"|log λ| with α, over {len(rows)} networks.",
+            f"|log λ| with α, the evenness of widths, over {len(rows)} networks.",
             f"It is {_join(over_alpha)} for a = {GAINS_LISTED}. {_extremes(rows, 1.0)}. "
             f"{_extremes(rows, GAINS[0])}.",
             bound=f"it is below {-TREND} at every variance: a trend, with exceptions",
@@ -210,8 +210,8 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         Claim.judge(
             variance,
             over_gain < -TREND,
-            f"{over_gain:.2f} is the rank correlation of max |log λ| with a ≤ 1, mean over "
-            f"{len(rows)} networks.",
+            f"{over_gain:.2f} is the rank correlation of max |log λ| with a ≤ 1, 32 times the "
+            f"variance, mean over {len(rows)} networks.",
             f"On average max |log λ| is {_join(means)} for a = {GAINS_LISTED}.",
             bound=f"it is below {-TREND}",
             ours=f"{exact_over_gain:.2f} at the exact optimum.",

@@ -283,7 +283,7 @@ def _claim(rows: Sequence[Row], measure: str, word: str, paper: str) -> Claim:
     return Claim.judge(
         paper,
         max(ratios) < 1,
-        f"{shares} times the {what}, from {len(found)} starts with a small u.",
+        f"The {what} falls to {shares} of what it was, from {len(found)} starts with a small u.",
         _elsewhere(rows, measure, word),
         bound="it is less from every start of the figure",
     )

@@ -301,8 +301,8 @@ def _never_slower(rows: Sequence[Row]) -> Claim:
 def _control(rows: Sequence[Row]) -> Claim:
     """Both are the same steps but for rounding, which large rates let grow."""
     text = (
-        "Control: rates of parameters in place of the searched scales give the same with plain "
-        "SGD, at rates up to half the best one"
+        "Control: with plain SGD, learning rates by layer in place of the searched scales give the "
+        "same, at rates up to half the best one"
     )
     apart = {}
     at_best = []
