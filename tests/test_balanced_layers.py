@@ -367,7 +367,7 @@ class TestDefault:
         model = make_model()
         size = next(w for w in model.parameters() if w.dim() > 1).shape[1]
         x = torch.randn(16, size, 9, 9) if size == 3 else torch.randn(16, size)
-        says = "All hidden layers have the same width and there is no normalization layer: at a"
+        says = "have the same width and there is no normalization layer: at a tuned"
         with caplog.at_level(logging.WARNING, logger="pathcond"):
             for options in ({"criterion": BalancedNorms()}, {"describe": False}):
                 condition_(copy.deepcopy(model), x, **options)

@@ -146,7 +146,7 @@ def test_what_the_sentences_say_of_noise() -> None:
     assert "“switched” comes 10 % below “as is”" in str(better)
     assert "is more than the noise of the seeds." in str(better)
     noise = compare_rates(build, elsewhere, BATCH, **grid)
-    assert "is within the noise of the seeds: more of them would tell." in str(noise)
+    assert "is within the noise of the seeds, so none is shown." in str(noise)
     assert [
         row["beyond_noise"]
         for row in (better.to_dict()["methods"][1], noise.to_dict()["methods"][1])

@@ -6,6 +6,7 @@ import pkgutil
 import re
 import runpy
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
@@ -254,6 +255,38 @@ def test_seeds_that_go_wrong_at_equal_rates_are_told() -> None:
     ) in page
 
 
+def test_what_becomes_of_the_best_rate_is_that_of_the_rows() -> None:
+    rows = tuned_rows()
+    ratios: Counter[float] = Counter()
+    doubled = set()
+    for name in SETTINGS:
+        ours, as_is = (
+            best.find_tuned(rows, name, method)
+            for method in (best.find_default(rows, name), "as-is")
+        )
+        assert ours is not None
+        assert as_is is not None
+        ratios[ours.rate / as_is.rate] += 1
+        doubled |= {name} if ours.rate == 2 * as_is.rate else set()
+    same, half, twice = (ratios.pop(ratio) for ratio in (1.0, 0.5, 2.0))
+    assert not ratios
+    assert doubled == {"cifar-nv", "cifar-nv-norm", "mlp-bn-sgd"}
+    for place, told in (
+        (
+            "docs/choosing.md",
+            f"In these {len(SETTINGS)} settings the best rate was the same in {same}, half of it "
+            f"in {half} and twice in {twice} (CIFAR-NV with and without a last BatchNorm, MLP with "
+            "BatchNorm).",
+        ),
+        (
+            "README.md",
+            f"in all {len(SETTINGS)} measured settings the best rate stayed ({same}), "
+            f"halved ({half}) or doubled ({twice}).",
+        ),
+    ):
+        assert told in " ".join((ROOT / place).read_text().split()), place
+
+
 def test_what_is_not_settled_at_tuned_rates_is_counted() -> None:
     rows = tuned_rows()
     found = [
@@ -364,8 +397,9 @@ def test_shares_of_the_searched_gain_are_those_of_the_rows() -> None:
         )
     )
     assert (
-        f"`BalancedNorms()` ({norms} of the searched gain), `Curvature()` ({curvature}), norms "
-        f"balanced by outputs ({by_outputs}), a quarter of the way from balanced norms to "
+        f"`BalancedNorms()` ({norms} of the searched gain), `Curvature()` ({curvature}), balanced "
+        f'norms in which each weight counts by how many outputs its layer has ("by outputs", '
+        f"{by_outputs}), a quarter of the way from balanced norms to "
         f"activations of one size ({between}). A quarter of the way from norms balanced by "
         f"outputs to activations of one size has {from_outputs}"
     ) in page

@@ -66,8 +66,9 @@ def warn_where_nothing_is_gained(report: Report, model: nn.Module, sample: Sampl
         return
     if moved < IN_BALANCE:
         logger.warning(
-            "The weights were within %.1f %% of balance already: conditioning does not change "
-            "training.",
+            "The weights of %s were within %.1f %% of balance already: conditioning does not "
+            "change training.",
+            report.model_name,
             100 * math.expm1(moved),
         )
     elif (
@@ -76,8 +77,9 @@ def warn_where_nothing_is_gained(report: Report, model: nn.Module, sample: Sampl
         and not _is_normalized(model, sample)
     ):
         logger.warning(
-            "All hidden layers have the same width and there is no normalization layer: at a "
-            "tuned learning rate such networks gain less than 1 % (docs/choosing.md)."
+            "All hidden layers of %s have the same width and there is no normalization layer: at "
+            "a tuned learning rate such networks gain less than 1 %% (docs/choosing.md).",
+            report.model_name,
         )
 
 

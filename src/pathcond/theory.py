@@ -59,6 +59,7 @@ AT_TUNED_RATES = (
 )
 SMALL_GAIN = 0.2  # torch's own initialisation of Linear has a = 1/3 and behaves like a = 1
 UNEVEN_WIDTHS = 2.0
+MOSTLY = 0.5  # share of parameters with g = 0 from which the sentence begins with it
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,12 @@ class Regime:
         scale = f"the weights' scale a is {'small' if small else 'not small'} ({gains})"
         expected = (uneven or small) == (self.verdict != "little")
         why = f"{'because' if expected else 'although'} {_reasons(widths, scale, uneven, small)}"
+        if self.zero_share >= MOSTLY:
+            head = (
+                f"Rescaling by paths will do {much} for {1 - self.zero_share:.1%} of the "
+                f"parameters of {self.model_name} (the others have g = 0)"
+            )
+            zeros = ""
         return (
             f"{head} at small fixed learning rates, {why}: diag G spreads over {self.spread:.1f} "
             "decades and the optimum moves a weight by a factor of "

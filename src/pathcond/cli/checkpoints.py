@@ -50,7 +50,10 @@ def load_(model: nn.Module, path: Path) -> Checkpoint:
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors: {error}. If torch.save wrote it, convert it: "
+            f"safetensors.torch.save_file(torch.load({path.name!r}), 'new.safetensors')"
+        ) from error
     own, canonical = _tensors(model), canonical_names(model)
     problems = [f"{name} is in the file but not in the model" for name in values if name not in own]
     given = {canonical.get(name, name) for name in values}

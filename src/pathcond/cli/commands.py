@@ -183,7 +183,9 @@ def condition(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rescale a model's weights to where it trains best, and write them to a new checkpoint."""
+    """Rescale a model's weights to the minimum of a criterion (balanced layers, unless told
+    otherwise), and write them to a new checkpoint.
+    """
     with exit_codes():
         from . import actions
 

@@ -72,7 +72,7 @@ def _noise(found: Difference) -> str:
     )
     if found.is_clear:
         return f"the difference, {pair}, is more than the noise of the seeds"
-    return f"the difference, {pair}, is within the noise of the seeds: more of them would tell"
+    return f"the difference, {pair}, is within the noise of the seeds, so none is shown"
 
 
 def _doubts(curve: Curve) -> list[str]:

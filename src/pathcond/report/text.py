@@ -8,6 +8,8 @@ from ..symmetry.text import table_body
 from ..text import MAX_ROWS, count_of, name_list, sparkline
 from .conditioning import Conditioning
 
+ALIKE = 0.01  # log-scales that differ by less look alike with two decimals
+
 
 def report_table(report: Conditioning) -> str:
     """What ``condition_`` did, in one screen: the criterion, the outputs, the scales of every
@@ -54,14 +56,9 @@ def report_table(report: Conditioning) -> str:
         scales = " … ".join(
             f"{round(row[key], 2) + 0.0:+.2f}" for key in ("least", "median", "greatest")
         )
-        rows.append(
-            (
-                f"{row['units']:,}",
-                row["name"],
-                scales,
-                sparkline(report.log_scales[list(group.units)]),
-            )
-        )
+        alike = row["greatest"] - row["least"] < ALIKE
+        distribution = "█" if alike else sparkline(report.log_scales[list(group.units)])
+        rows.append((f"{row['units']:,}", row["name"], scales, distribution))
     return "\n".join(parts + table_body(rows, report.groups, report.pinned))
 
 
@@ -98,7 +95,9 @@ def _change(change: float | None) -> str:
 
 
 def _zero_share(share: float) -> str:
-    return f"; {share:.1%} of the parameters have g = 0 and do not count" if share else ""
+    if not share:
+        return ""
+    return f"; {share:.1%} of the parameters have g = 0: diag G and pace tell nothing about them"
 
 
 def _pace(paces: Mapping[str, float], rates: Mapping[str, float]) -> str:
