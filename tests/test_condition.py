@@ -33,7 +33,7 @@ from pathcond import (
     reference,
 )
 from pathcond.capture.outputs import output_change
-from pathcond.condition import prepare
+from pathcond.condition import EPSILON_SHARES, prepare
 from pathcond.criteria.problem import Problem
 from pathcond.networks import mlp
 from pathcond.reference import enumerate_paths
@@ -312,6 +312,29 @@ def test_prepared_models_are_captured_once() -> None:
     )
     with pytest.raises(ValueError, match="prepared with normalization='full'"):
         condition_(model, prepared)
+
+
+def test_a_second_call_is_at_the_bounds_of_the_first() -> None:
+    """Where no scale is at a bound, a channel whose ε happens to weigh as much as a tighter bound
+    allows does not make the box of that bound the model's.
+    """
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm2d(16), nn.BatchNorm2d(32)]
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, bias=False), norms[0], nn.ReLU()),
+        *(nn.Conv2d(16, 32, 3, bias=False), norms[1], nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+    )
+    model(torch.randn(64, 1, 20, 20))
+    x = torch.randn(16, 1, 20, 20)
+    norms[0].eps = 1e-12
+    share = EPSILON_SHARES[2]
+    for _ in range(3):
+        condition_(model, x)
+        weighs = pathcond.find_symmetry(model, x).epsilon_shares(model).batch
+        norms[1].eps *= share / float(weighs.max())
+    assert pathcond.find_symmetry(model, x).epsilon_shares(model).is_reached(share)
+    assert condition_(model, x).at_bound == {}
 
 
 def test_of_a_large_batch_the_first_samples_are_used() -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pathcond import condition_
+from pathcond import BalancedLayers, Curvature, PathKernel, condition_
+from pathcond.criteria.criterion import Criterion
 
 
 class Holding(nn.Module):
@@ -185,3 +186,40 @@ def test_a_weak_proxy_of_something_that_is_gone() -> None:
     model.held = [weakref.proxy(Slots())]  # as a module of Lightning has after its trainer
     assert condition_(model, torch.randn(8, 6)).num_units == 8
     assert len(model.held) == 1
+
+
+class Writing(nn.Module):
+    """Writes into its weights past autograd, which nothing follows: an opaque module."""
+
+    def __init__(self, past_autograd: bool) -> None:
+        super().__init__()
+        self.past_autograd = past_autograd
+        self.layer = nn.Linear(4, 8)
+        self.register_buffer("calls", torch.zeros(()))
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.past_autograd:
+            self.layer.weight.data *= 0.9
+        self.calls += 1
+        self.count += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("past_autograd", [False, True])
+@pytest.mark.parametrize(
+    "criterion",
+    [BalancedLayers(), PathKernel(), Curvature(), Curvature(loss=lambda out: out.square().mean())],
+    ids=["layers", "paths", "curvature", "curvature of a loss"],
+)
+def test_measuring_calls_leave_nothing_behind(criterion: Criterion, past_autograd: bool) -> None:
+    first = Writing(past_autograd)
+    model = nn.Sequential(
+        first, nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 2), nn.Tanh()
+    ).eval()
+    weights = first.layer.weight.detach().clone()
+    report = condition_(model, torch.randn(6, 4), criterion=criterion)
+    assert report.num_units == (7 if past_autograd else 15)
+    assert float(first.calls) == first.count == 0
+    if past_autograd:  # without, its units are scaled
+        torch.testing.assert_close(first.layer.weight.detach(), weights, rtol=0, atol=0)

@@ -510,14 +510,18 @@ def _shares(
 
     A call that found larger shares to change train outputs too much leaves a model at the optimum
     of a smaller box. Compared with that model the larger ones may seem harmless, so a model that is
-    at the optimum of a box already stays in it.
+    at the optimum of a box already stays in it: in the largest one of which that is so.
     """
     if not (
         solver.needs_energy and isinstance(posed, Problem) and len(boxes.epsilon_shares.classes)
     ):
         return EPSILON_SHARES
+    reached = [share for share in EPSILON_SHARES[:-1] if boxes.is_reached(share)]
+    if not reached:
+        return EPSILON_SHARES
     for i, share in enumerate(EPSILON_SHARES[:-1]):
-        if not boxes.is_reached(share):
+        # A smaller box with nothing at its bounds may leave no unit free, which is no optimum.
+        if i > 0 and share not in reached:
             continue
         problem = posed.within(boxes.at(share))
         if pace:

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from ..capture.isolation import isolated, replaced
+from ..capture.isolation import attributes_kept, isolated, replaced
 from ..capture.models import fresh_call, returned_leaves
 from ..capture.outputs import count_samples, first_samples
 from ..criteria.criterion import Criterion, require_model
@@ -210,6 +210,7 @@ class Curvature(Criterion):
         with (
             uninterrupted(),
             isolated(model, training=False),
+            attributes_kept(model),
             replaced(model, values),
             differentiable(),
         ):

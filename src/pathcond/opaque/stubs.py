@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..capture.contents import tensors_in
-from ..capture.isolation import OF_EVERY_MODULE, isolated
+from ..capture.isolation import (
+    OF_EVERY_MODULE,
+    attributes_kept,
+    isolated,
+    replaced,
+    weights_kept,
+)
 from ..capture.nodes import Graph, Node
 from ..errors import UnsupportedModelError
 from ..interrupts import uninterrupted
@@ -42,7 +48,7 @@ class Site:
     types: tuple[torch.dtype, ...]
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What the module returns, in its own precision."""
+        """What the module returns, in its own precision; the call leaves no trace."""
         # behind the arguments, what lies in attributes
         given = iter([tensor.to(dtype) for tensor, dtype in zip(tensors, self.types, strict=False)])
         leaves = [
@@ -51,7 +57,15 @@ class Site:
         args, kwargs = tree_unflatten(
             [None if leaf is _NONE else leaf for leaf in leaves], self.spec
         )
-        with uninterrupted(), isolated(self.module, training=False), torch.no_grad():
+        buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
+        with (
+            uninterrupted(),
+            isolated(self.module, training=False),
+            attributes_kept(self.module),
+            weights_kept(self.module),
+            replaced(self.module, buffers),
+            torch.no_grad(),
+        ):
             returned = self.module(*args, **kwargs)
         return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
 
