@@ -377,6 +377,19 @@ class TestDefault:
             condition_(model, x)
             assert caplog.text.count(says) == warns, "it moved nothing"
 
+    def test_it_says_where_nothing_can_be_rescaled(self, caplog: pytest.LogCaptureFixture) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 2)]
+        model, x = nn.Sequential(*layers), torch.randn(6, 4)
+        model.left_over = nn.Linear(7, 2)
+        model.forward = nn.Sequential(*layers).forward  # type: ignore[method-assign]
+        assert condition_(model, x).num_units == 0
+        assert "a layer which the example does not use: delete it" in caplog.text
+        caplog.clear()
+        del model.left_over
+        assert condition_(model, x).num_units == 15
+        assert "can be rescaled" not in caplog.text
+
 
 def convolutions(first: int, second: int) -> nn.Module:
     return nn.Sequential(

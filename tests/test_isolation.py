@@ -188,38 +188,53 @@ def test_a_weak_proxy_of_something_that_is_gone() -> None:
     assert len(model.held) == 1
 
 
-class Writing(nn.Module):
-    """Writes into its weights past autograd, which nothing follows: an opaque module."""
+def followed(weight: nn.Parameter) -> None:
+    pass
 
-    def __init__(self, past_autograd: bool) -> None:
+
+def in_place(weight: nn.Parameter) -> None:
+    weight.data *= 0.9
+
+
+def by_assignment(weight: nn.Parameter) -> None:
+    weight.data = 0.9 * weight.data
+
+
+class Writing(nn.Module):
+    """Counts its calls, and may write into its weights past autograd: then it is opaque."""
+
+    def __init__(self, write: Callable[[nn.Parameter], None]) -> None:
         super().__init__()
-        self.past_autograd = past_autograd
+        self.write = write
         self.layer = nn.Linear(4, 8)
         self.register_buffer("calls", torch.zeros(()))
         self.count = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.past_autograd:
-            self.layer.weight.data *= 0.9
+        self.write(self.layer.weight)
         self.calls += 1
         self.count += 1
         return self.layer(x)
 
 
-@pytest.mark.parametrize("past_autograd", [False, True])
+@pytest.mark.parametrize("write", [followed, in_place, by_assignment])
 @pytest.mark.parametrize(
     "criterion",
     [BalancedLayers(), PathKernel(), Curvature(), Curvature(loss=lambda out: out.square().mean())],
     ids=["layers", "paths", "curvature", "curvature of a loss"],
 )
-def test_measuring_calls_leave_nothing_behind(criterion: Criterion, past_autograd: bool) -> None:
-    first = Writing(past_autograd)
+def test_measuring_calls_leave_nothing_behind(
+    criterion: Criterion, write: Callable[[nn.Parameter], None]
+) -> None:
+    first = Writing(write)
     model = nn.Sequential(
         first, nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 2), nn.Tanh()
     ).eval()
     weights = first.layer.weight.detach().clone()
+    memory = first.layer.weight.data_ptr()
     report = condition_(model, torch.randn(6, 4), criterion=criterion)
-    assert report.num_units == (7 if past_autograd else 15)
+    assert report.num_units == (15 if write is followed else 7)
     assert float(first.calls) == first.count == 0
-    if past_autograd:  # without, its units are scaled
+    assert first.layer.weight.data_ptr() == memory
+    if write is not followed:
         torch.testing.assert_close(first.layer.weight.detach(), weights, rtol=0, atol=0)

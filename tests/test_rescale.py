@@ -438,3 +438,36 @@ def test_ctrl_c_in_the_middle_of_writing_waits(monkeypatch: pytest.MonkeyPatch) 
     finally:
         signal.signal(signal.SIGINT, before)
     assert unchanged(model, snapshot(twin))
+
+
+class MomentumEncoder(nn.Module):
+    """Part of the model is an average of another part, as the key encoder of MoCo is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+        self.q[1].running_mean.normal_()
+        self.q[1].running_var.uniform_(0.3, 2)
+        self.k = copy.deepcopy(self.q).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.q(x), self.k(x)
+
+
+def test_copies_that_are_part_of_the_model_are_verified_with_it() -> None:
+    torch.manual_seed(0)
+    model = MomentumEncoder().double().eval()
+    x = torch.randn(6, 5).double()
+    before, weights = model(x), copy.deepcopy(model.state_dict())
+    symmetry = pathcond.find_symmetry(model, x)
+    log_scales = torch.linspace(-1, 1, symmetry.num_units)
+    without_statistics = {f"q.{name}": t for name, t in model.k.named_parameters()}
+    with pytest.raises(pathcond.RescalingError, match=r"give all of its state_dict\(\)"):
+        pathcond.rescale_(model, symmetry, log_scales, copies=[without_statistics])
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+    average = {f"q.{name}": t for name, t in model.k.state_dict().items()}
+    pathcond.rescale_(model, symmetry, log_scales, copies=[average])
+    for own, averaged in zip(model.q.state_dict().values(), average.values(), strict=True):
+        torch.testing.assert_close(own, averaged)
+    torch.testing.assert_close(model(x), before)

@@ -51,8 +51,9 @@ def warn_of_what_may_hurt(report: Report, criterion: Criterion) -> None:
 
 
 def warn_where_nothing_is_gained(report: Report, model: nn.Module, sample: Sample) -> None:
-    """Warn where weights hardly moved, or where the default gained next to nothing at tuned rates
-    (`pathcond reproduce tuned`: an MLP 3 × 500 without norms, 0.8 %).
+    """Warn where nothing can be rescaled, where weights hardly moved, or where the default gained
+    next to nothing at tuned rates (`pathcond reproduce tuned`: an MLP 3 × 500 without norms, 0.8
+    %).
 
     Reports without diag(G), as those of teleports, are passed over: the first call has said it.
 
@@ -61,6 +62,13 @@ def warn_where_nothing_is_gained(report: Report, model: nn.Module, sample: Sampl
         model: Not wrapped.
         sample: Its way through it.
     """
+    if report.diagonal and not report.num_units:
+        logger.warning(
+            "Nothing of %s can be rescaled; print the report to read what pins its units. If that "
+            "is a layer which the example does not use: delete it, or give other_inputs= that use "
+            "it.",
+            report.model_name,
+        )
     moved = float(report.log_scales.square().mean().sqrt()) if report.num_units else 0.0
     if not report.diagonal or moved <= SETTLED:
         return

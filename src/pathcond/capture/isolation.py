@@ -416,13 +416,19 @@ def _refill_slots(value: Any, content: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def weights_kept(model: nn.Module, others: Iterable[Tensor] = ()) -> Iterator[None]:
     """Bring back what forward writes into its parameters, as ``nn.Embedding(max_norm=1.0)`` does,
-    and into other tensors. Only what is written is copied.
+    and into other tensors, and the memory that it exchanges by assigning to ``.data``. Only what is
+    written is copied.
     """
-    keeping = _Keeping([*model.parameters(), *others])
+    tensors = [*model.parameters(), *others]
+    memory = [(each, each.data) for each in tensors if type(each) in (Tensor, nn.Parameter)]
+    keeping = _Keeping(tensors)
     try:
         with keeping:
             yield
     finally:
+        for tensor, data in memory:
+            if storage_of(tensor) != storage_of(data):
+                tensor.data = data
         keeping.restore()
 
 

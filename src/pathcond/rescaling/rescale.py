@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 from weakref import WeakSet
@@ -27,7 +27,7 @@ from ..distributed.ranks import Ranks
 from ..distributed.sharding import computes_in, has_unreduced_gradients, is_sharded, local
 from ..errors import MismatchError, RescalingError, TrainChangeError, refuse
 from ..interrupts import uninterrupted
-from ..memory import find_overlaps, is_writable, values_of
+from ..memory import find_overlaps, is_writable, storage_of, values_of
 from ..numerics import ceilings
 from ..rules.values import Scaling
 from ..symmetry.held import list_frozen
@@ -183,6 +183,24 @@ class _Plan:
     moves: list[Move]
     settings: list[Setting]
     transport: Transport
+
+    def values_of_own_copies(self, model: nn.Module) -> dict[str, Tensor]:
+        """New values of copies that are tensors of the model itself, by their names there: the
+        average of one part of a model may be another part of it.
+        """
+        named = [*model.named_parameters(), *model.named_buffers()]
+        names = {_place(tensor): name for name, tensor in named if storage_of(tensor) is not None}
+        moves = {
+            names[_place(move.tensor)]: replace(move, tensor=move.tensor.clone())
+            for move in self.moves
+            if _place(move.tensor) in names
+        }
+        make_(list(moves.values()))
+        return {name: move.tensor for name, move in moves.items()} | {
+            names[_place(setting.tensor)]: setting.value
+            for setting in self.settings
+            if _place(setting.tensor) in names
+        }
 
     @contextmanager
     def on_trial(self) -> Iterator[None]:
@@ -553,6 +571,12 @@ def _refuse_overflow(
     refuse(problems)
 
 
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, which its views of all of it share."""
+    memory = storage_of(tensor)
+    return (memory, *((tensor.storage_offset(), tensor.shape, tensor.stride()) if memory else ()))
+
+
 def _verify(
     model: nn.Module,
     symmetry: Symmetry,
@@ -565,6 +589,8 @@ def _verify(
     over all examples.
     """
     limit = tolerance if tolerance is not None else default_tolerance(model, symmetry.computed_in)
+    own_copies = plan.values_of_own_copies(model)
+    values = plan.values | own_copies
 
     def change(example: Example, *, training: bool) -> float:
         before = example_outputs(model, example.inputs, {}, training=training)
@@ -572,7 +598,7 @@ def _verify(
             with plan.on_trial():
                 after = example_outputs(model, example.inputs, {}, training=training)
         else:
-            after = example_outputs(model, example.inputs, plan.values, training=training)
+            after = example_outputs(model, example.inputs, values, training=training)
         # At sizes of our own choice a model may have no result: a deviation over too few samples.
         if not example.given and any(bool(output.isnan().any()) for output in before):
             return 0.0
@@ -593,6 +619,12 @@ def _verify(
                 "(extreme log-scales, low precision; pass a larger tolerance) or a dependence that "
                 "the captured graph does not "
                 "show (hooks, global state, a model that draws random numbers in eval mode)"
+                + (
+                    ", or copies= names a part of the model without its buffers: give all of its "
+                    "state_dict()"
+                    if own_copies
+                    else ""
+                )
             ]
         )
     why = _why_train_differs(symmetry)
