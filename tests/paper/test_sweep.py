@@ -528,7 +528,7 @@ class TestRefusals:
         [
             ("fak", "no 'fak' to reproduce. Did you mean 'fake'?"),
             ("al", "Did you mean 'all'?"),
-            ("mlp", "no 'mlp' to reproduce. There is"),
+            ("mlp", "no 'mlp' to reproduce. Choose one of these, or all"),
         ],
     )
     def test_names(self, folder: Folder, name: str, message: str) -> None:
